@@ -29,7 +29,8 @@ static const size_t kFieldOfInput[kNumPlainInputs] = {FIELD(q),
                                                       FIELD(cu_seqlens_q),
                                                       FIELD(cu_seqlens_kv),
                                                       FIELD(dropout_seed),
-                                                      FIELD(dropout_offset)};
+                                                      FIELD(dropout_offset),
+                                                      FIELD(dropout_places)};
 
 /* ---- Values: false, and nothing set, where Python has to look at one ---- */
 
@@ -96,16 +97,17 @@ static bool read_seeds(PyObject* seed, PyObject* offset, fovea_dropout* dropout,
   return offset != NULL && !PyLong_CheckExact(seed) && !PyLong_CheckExact(offset);
 }
 
-/* (p, seed) or (p, seed, offset), by name or not. */
+/* (p, seed), (p, seed, offset) or (p, seed, offset, places), by name or not. */
 static bool read_dropout(PyObject* value, fovea_dropout* dropout, PyObject** inputs) {
   if (value == Py_None) return true;
   if (!PyTuple_CheckExact(value) && (PyObject*)Py_TYPE(value) != shared.words.dropout_type)
     return false;
   const Py_ssize_t size = PyTuple_Size(value);
-  if ((size != 2 && size != 3) || !read_number(PyTuple_GetItem(value, 0), &dropout->p))
-    return false;
-  return read_seeds(PyTuple_GetItem(value, 1), size == 3 ? PyTuple_GetItem(value, 2) : NULL,
-                    dropout, inputs);
+  if (size < 2 || size > 4 || !read_number(PyTuple_GetItem(value, 0), &dropout->p)) return false;
+  PyObject* const places = size == 4 ? PyTuple_GetItem(value, 3) : Py_None;
+  if (places != Py_None) inputs[kInputDropoutPlaces] = places;
+  return read_seeds(PyTuple_GetItem(value, 1), size > 2 ? PyTuple_GetItem(value, 2) : NULL, dropout,
+                    inputs);
 }
 
 static bool read_features(Settings* settings, PyObject* const* given, PyObject** inputs) {

@@ -55,6 +55,7 @@ typedef enum {
   kInputCuSeqlensKv,
   kInputDropoutSeed,
   kInputDropoutOffset,
+  kInputDropoutPlaces,
   kNumPlainInputs,
 } Input;
 

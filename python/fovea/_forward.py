@@ -26,11 +26,15 @@ class Dropout(NamedTuple):
         In [0, 1]; what is kept is scaled by ``1 / (1 - p)``.
     seed, offset : int, or arrays of one i64, rank 0 or [1]
         Of 64 bits. Arrays on the call's device are read when the call runs: a captured CUDA graph draws anew when they have changed.
+    places : array, [batch + num_heads_q + seqlen_q + seqlen_kv] i32, optional
+        Of a part of a problem: where its batch entries, query heads, queries and keys, one list behind the other, stand in the whole, so
+        that the part drops what the whole does. Four keys from a multiple of 4 on stand side by side in the whole, from a multiple of 4 on.
     """
 
     p: float
     seed: Any
     offset: Any = 0
+    places: Any = None
 
 
 class Key(NamedTuple):
@@ -68,7 +72,7 @@ class Arguments(NamedTuple):
 
 FIELDS = (
     "q", "k", "v", "out", "lse", "row_max", "bias", "alibi", "mask", "segments_q", "segments_kv", "sinks",
-    "cu_seqlens_q", "cu_seqlens_kv", "dropout_seed", "dropout_offset",
+    "cu_seqlens_q", "cu_seqlens_kv", "dropout_seed", "dropout_offset", "dropout_places",
 )  # fmt: skip
 _BITS = tuple(1 << index for index in range(len(FIELDS)))
 _SWAPPED = {"q", "k", "v", "out"}
@@ -116,12 +120,13 @@ def _number(value: Any, name: str, function: str) -> float:
         raise InvalidArgument(f"{function}: {name} is {value!r}; expected a number") from None
 
 
-def _dropout(value: Any, function: str) -> Dropout:
+def dropout_of(value: Any, function: str) -> Dropout:
+    """What a keyword says."""
     if value is None:
         return _NO_DROPOUT
     if isinstance(value, Dropout):
         return value
-    if isinstance(value, tuple) and 2 <= len(value) <= 3:
+    if isinstance(value, tuple) and 2 <= len(value) <= 4:
         return Dropout(*value)
     if isinstance(value, (int, float)) and value == 0:
         return _NO_DROPOUT
@@ -207,7 +212,7 @@ def gather(
         cu_seqlens_q = cu_seqlens_kv = None
     else:
         cu_seqlens_q, cu_seqlens_kv = _pair(cu_seqlens) if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
-    drop = _dropout(dropout, function)
+    drop = dropout_of(dropout, function)
     seed, offset = drop.seed, drop.offset
     seed_array = offset_array = None
     if type(seed) is not int or type(offset) is not int:
@@ -217,7 +222,7 @@ def gather(
     for bit, value in zip(
         _BITS,
         (q, k, v, out, lse, row_max, bias, alibi, mask, segments_q, segments_kv, sinks, cu_seqlens_q, cu_seqlens_kv,
-         seed_array, offset_array),
+         seed_array, offset_array, drop.places),
     ):
         if value is not None:
             present |= bit

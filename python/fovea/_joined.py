@@ -8,8 +8,9 @@ from typing import Any
 
 from . import _programs
 from ._arrays import Array
-from ._forward import ScoreMod, resolve_mask
+from ._forward import Dropout, ScoreMod, dropout_of, resolve_mask
 from ._programs import Program
+from .errors import InvalidArgument
 
 
 def mask_program(words: dict[str, Any]) -> Program | None:
@@ -38,6 +39,23 @@ def score_program(bias: Array | None, alibi: Array | None, score_mod: ScoreMod |
     if score_mod is not None:
         parts.append(_programs.score_mod(score_mod))
     return functools.reduce(operator.or_, parts) if parts else None
+
+
+def dropout_of_ranks(function: str, dropout: Any, *, keeps_fours: bool, is_packed: bool = False) -> Dropout | None:
+    """Dropout over the ranks of a plan; None where nothing is dropped."""
+    of_call = dropout_of(dropout, function)
+    if of_call.p == 0:
+        return None
+    if of_call.places is not None:
+        raise InvalidArgument(f"{function}: dropout.places are given; expected none: a rank's places are those of the plan")
+    if is_packed:
+        raise InvalidArgument(f"{function}: dropout is given and the plan is of cu_seqlens, whose calls draw by sequence; expected a plan of segment_ids")
+    if not keeps_fours:
+        raise InvalidArgument(
+            f"{function}: dropout is given and keys of a rank do not begin and end at multiples of 4, whose keys are drawn for at once; "
+            "expected a plan with such a chunk, and tile_kv"
+        )
+    return of_call
 
 
 def places_in_whole(

@@ -10,6 +10,7 @@ A plan is a pure function of its arguments: every rank makes the same one by its
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import sys
 from typing import Any, NamedTuple, Union
@@ -201,6 +202,18 @@ class ShardPlan:
         self.balance: float = page["balance"]
         self.head_ranks: int = page["head_ranks"]
         self.head_parts: int = page["head_parts"]
+
+    @functools.cached_property
+    def keeps_fours(self) -> bool:
+        """Whether keys of ranks stand in fours as they do in the sequence, as dropout asks: ranges begin and end at multiples of 4."""
+        kind = "needed_kv" if self.scheme == "needed_only" else "rows"
+        for rank in range(self.world_size):
+            at = 0
+            for begin, end in self._ranges(rank, kind):
+                if at % 4 or begin % 4:
+                    return False
+                at += end - begin
+        return True
 
     def __del__(self) -> None:
         address, self._address = getattr(self, "_address", 0), 0

@@ -37,6 +37,8 @@ def _traced(source: Any, kind: int) -> Any:
 def _halves(value: Any, function: str) -> Any:
     """64 bits as JAX has them without 64-bit integers: two of 32, the low ones first."""
     array = jnp.asarray(value)
+    if array.dtype == jnp.uint32 and array.shape == (2,):  # such halves, or a key of the old kind
+        return array
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.key_data(array).reshape(-1)[-2:].astype(jnp.uint32)
     if not jnp.issubdtype(array.dtype, jnp.integer) or array.size != 1:
@@ -53,10 +55,11 @@ def _with_seeds(dropout: Any, function: str) -> Any:
     """Numbers stay numbers; where one of seed and offset is an array both are."""
     if not isinstance(dropout, tuple) or len(dropout) < 2:
         return dropout
-    p, seed, offset = _number(dropout[0], "dropout.p", function), *(*dropout, 0)[1:3]
+    p, seed, offset, places = Dropout(_number(dropout[0], "dropout.p", function), *dropout[1:])
+    places = places if places is None else array_of(places, "dropout.places", function)
     if not hasattr(seed, "dtype") and not hasattr(offset, "dtype"):
-        return Dropout(p, seed, offset)
-    return Dropout(p, _halves(seed, function), _halves(offset, function))
+        return Dropout(p, seed, offset, places)
+    return Dropout(p, _halves(seed, function), _halves(offset, function), places)
 
 
 def _with_arrays(program: Program | None) -> Program | None:

@@ -16,13 +16,13 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from .. import _abi
-from .._forward import ScoreMod, _number
-from .._joined import places_in_whole, score_program
+from .._forward import Dropout, ScoreMod, _number
+from .._joined import dropout_of_ranks, places_in_whole, score_program
 from .._programs import Program, mask_mod
 from ..errors import InvalidArgument
 from ..parallel import ShardPlan
 from . import _rows
-from ._attention import _traced, _with_arrays, array_of
+from ._attention import _traced, _with_arrays, _with_seeds, array_of
 from ._device_plan import DevicePlan, device_plan
 from ._primitives import LSE_NAME, OUT_NAME
 from ._rows import Gradients, Rows
@@ -75,6 +75,7 @@ class _Features(NamedTuple):
     mask: Program | None
     scale: float | None
     softcap: float | None
+    dropout: Dropout | None
     batch_axis: str | None
 
     def differentiable(self) -> tuple[str, ...]:
@@ -91,10 +92,10 @@ class _Engine:
         self.shards, self.ranks, self.features = shards, ranks, features
 
     def words(
-        self, batch: int, q_places: Array | None, kv_places: Array | None, heads: tuple[Any, Any], sinks: Array | None
+        self, batch: int, num_heads: int, q_places: Array | None, kv_places: Array | None, heads: tuple[Any, Any], sinks: Array | None
     ) -> dict[str, Any]:
-        """Keywords of a call on these rows, keys and heads, of which programs see the index in the whole problem. `heads` are the first
-        query head and the first kv head, None for those that are the first anyway."""
+        """Keywords of a call on these rows, keys and so many query heads, of which programs see the index in the whole problem. `heads` are
+        the first query head and the first kv head, None for those that are the first anyway."""
         firsts: dict[str, Any] = dict(zip(("q_head", "kv_head"), heads))
         if self.features.batch_axis is not None:
             firsts["batch"] = jax.lax.axis_index(self.features.batch_axis) * batch
@@ -104,10 +105,18 @@ class _Engine:
         def placed(program: Program | None) -> Program | None:
             return program if program is None or not places else program.placed(places, captures)
 
-        features = self.features
+        features, dropout = self.features, self.features.dropout
+        if dropout is not None:
+            firsts = {variable: 0 if first is None else first for variable, first in firsts.items()}
+            whole = jnp.arange(self.shards.seqlen, dtype=jnp.int32)
+            lists = (
+                jnp.arange(batch, dtype=jnp.int32) + firsts.get("batch", 0), jnp.arange(num_heads, dtype=jnp.int32) + firsts["q_head"],
+                *(whole if x is None else x for x in (q_places, kv_places)),
+            )  # fmt: skip
+            dropout = dropout._replace(places=jnp.concatenate(alike(lists)))
         return {
             "scale": features.scale, "softcap": features.softcap, "mask_mod": placed(features.mask), "score_mod": placed(features.score),
-            "sinks": sinks,
+            "sinks": sinks, "dropout": dropout,
         }  # fmt: skip
 
     def differentiate(self, rows: Rows, k: Array, v: Array, words: dict[str, Any]) -> Gradients:
@@ -141,7 +150,8 @@ class _Gathering(_Engine):
             yield slice(first_q, end_q), firsts, self._whole(k[:, :, first_kv:end_kv]), self._whole(v[:, :, first_kv:end_kv])
 
     def _words(self, batch: int, firsts: tuple[Any, Any], part: slice, sinks: Array | None) -> dict[str, Any]:
-        return self.words(batch, self._own_places, None, firsts, None if sinks is None else sinks[part])
+        own = None if sinks is None else sinks[part]
+        return self.words(batch, part.stop - part.start, self._own_places, None, firsts, own)
 
     def forward(self, q: Array, k: Array, v: Array, sinks: Array | None) -> tuple[Array, Array]:
         outs, lses = [], []
@@ -175,7 +185,7 @@ class _Gathering(_Engine):
 
         dlse = None if rows.dlse is None else whole_lse(rows.dlse)
         everything = Rows(self._whole(rows.q), self._whole(rows.out), whole_lse(rows.lse), self._whole(rows.dout), dlse)
-        words = self.words(len(k), None, self._own_places, (None, None), sinks)
+        words = self.words(len(k), self.shards.num_heads_q, None, self._own_places, (None, None), sinks)
         made = _rows.differentiate(_FUNCTION, everything, k, v, words, ("k", "v"))
         return made.dk, made.dv
 
@@ -214,7 +224,7 @@ class _NeededOnly(_Engine):
         return total
 
     def _words(self, batch: int, sinks: Array | None) -> dict[str, Any]:
-        return self.words(batch, self._own_places, self._kv_places, (None, None), sinks)
+        return self.words(batch, self.shards.num_heads_q, self._own_places, self._kv_places, (None, None), sinks)
 
     def forward(self, q: Array, k: Array, v: Array, sinks: Array | None) -> tuple[Array, Array]:
         return _rows.attend(_FUNCTION, q, self._fetched(k), self._fetched(v), self._words(len(q), sinks))
@@ -276,7 +286,7 @@ class _HeadsAndRing(_Engine):
         firsts = (None, None) if self._head_ranks == 1 else (self._own_heads("q")[0], self._own_heads("kv")[0])
         # A sink joins one partial result, and with it the whole.
         own = None if sinks is None or step else sinks[self._own_heads("q")]
-        return self.words(batch, q_places, kv_places, firsts, own)
+        return self.words(batch, self.shards.num_heads_q // self._head_ranks, q_places, kv_places, firsts, own)
 
     def _next(self, *tensors: Array) -> list[Array]:
         """From the group before, and to the next one."""
@@ -366,6 +376,7 @@ def context_parallel_attention(
     alibi: Array | None = None,
     score_mod: ScoreMod | None = None,
     sinks: Array | None = None,
+    dropout: Dropout | tuple[Any, ...] | None = None,
     return_lse: bool = False,
     deterministic: bool = True,
 ) -> Any:
@@ -389,6 +400,9 @@ def context_parallel_attention(
         The axis that the batch is split over, where masks or scores ask for the batch.
     scale, softcap, bias, alibi, score_mod, sinks
         As `fovea.jax.attention`'s; arrays are whole on every device.
+    dropout : Dropout or (p, seed), optional
+        As `fovea.jax.attention`'s, with one seed on all devices: every scheme drops what one device does. Ranges of keys of the plan
+        begin and end at multiples of 4. `batch_axis` names the axis that the batch is split over, if any.
     return_lse : bool
         Whether `lse` is returned, too.
     deterministic : bool
@@ -421,23 +435,26 @@ def context_parallel_attention(
     bias, alibi, sinks = (None if x is None else array_of(x, name, _FUNCTION) for name, x in named)
     score = _with_arrays(score_program(bias, alibi, _traced(score_mod, _abi.SCORE_MOD)))
 
-    def engine_of(plan: DevicePlan, of_score: tuple[Array, ...]) -> _Engine:
+    drop = dropout_of_ranks(_FUNCTION, _with_seeds(dropout, _FUNCTION), keeps_fours=plan.keeps_fours)
+
+    def engine_of(plan: DevicePlan, of_score: tuple[Array, ...], seeds: tuple[Array, ...]) -> _Engine:
         here = score and score._rebound(of_score)
-        features = _Features(here, _with_arrays(plan.mask_program()), scale, softcap, batch_axis)
+        drops = drop and drop._replace(**dict(zip(("seed", "offset"), seeds)))
+        features = _Features(here, _with_arrays(plan.mask_program()), scale, softcap, drops, batch_axis)
         return _engine_of(plan, _Ranks(axis_name, plan.world_size), features, deterministic)
 
-    def fwd(q: Array, k: Array, v: Array, sinks: Array, of_score: Any, plan: DevicePlan) -> tuple[Any, Any]:
-        out, lse = engine_of(plan, of_score).forward(q, k, v, sinks)
+    def fwd(q: Array, k: Array, v: Array, sinks: Array, of_score: Any, seeds: Any, plan: DevicePlan) -> tuple[Any, Any]:
+        out, lse = engine_of(plan, of_score, seeds).forward(q, k, v, sinks)
         out, lse = checkpoint_name(out, OUT_NAME), checkpoint_name(lse, LSE_NAME)
-        return (out, lse) if return_lse else out, (q, k, v, sinks, of_score, plan, out, lse)
+        return (out, lse) if return_lse else out, (q, k, v, sinks, of_score, seeds, plan, out, lse)
 
     def bwd(saved: Any, cotangents: Any) -> tuple[Any, ...]:
-        q, k, v, sinks, of_score, plan, out, lse = saved
+        q, k, v, sinks, of_score, seeds, plan, out, lse = saved
         dout, dlse = cotangents if return_lse else (cotangents, None)
-        made = engine_of(plan, of_score).backward(Rows(q, out, lse, dout, dlse), k, v, sinks)
+        made = engine_of(plan, of_score, seeds).backward(Rows(q, out, lse, dout, dlse), k, v, sinks)
         plain = [x.astype(like.dtype) for x, like in ((made.dq, q), (made.dk, k), (made.dv, v))]
         of_captured = tuple(made.captured.get(name) for name in (() if score is None else score.tensor_names))
-        return (*plain, made.dsinks, of_captured, None)
+        return (*plain, made.dsinks, of_captured, None, None)
 
     attend = jax.custom_vjp(lambda *args: fwd(*args)[0])
     attend.defvjp(fwd, bwd)
@@ -445,4 +462,5 @@ def context_parallel_attention(
     of_sinks = () if sinks is None else (sinks.astype(jnp.float32),)
     q, k, v, *rest = alike((*arrays, *of_sinks, *of_score))
     sinks = rest.pop(0) if of_sinks else None
-    return attend(q, k, v, sinks, tuple(rest), plan)
+    seeds = () if drop is None or isinstance(drop.seed, int) else (drop.seed, drop.offset)
+    return attend(q, k, v, sinks, tuple(rest), seeds, plan)

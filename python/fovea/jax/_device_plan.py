@@ -50,6 +50,8 @@ class DevicePlan:
         Heads of the ranks that share rows, one rank's behind the other's.
     is_in_order : bool
         Whether ranks' tokens, one rank's behind the other's, are the sequence.
+    keeps_fours : bool
+        As `ShardPlan`'s.
     distances : tuple of int
     mask : MaskText or None
     """
@@ -69,6 +71,7 @@ class DevicePlan:
     q_heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
     is_in_order: bool
+    keeps_fours: bool
     distances: tuple[int, ...]
     mask: MaskText | None
 
@@ -212,5 +215,5 @@ def device_plan(shards: ShardPlan) -> DevicePlan:
     return DevicePlan(
         table=table, inverse=np.argsort(table.reshape(-1)).astype(np.int32), mask_tensors=tensors, scheme=shards.scheme, seqlen=shards.seqlen, num_heads_q=shards.num_heads_q,
         num_heads_kv=shards.num_heads_kv, head_ranks=shards.head_ranks, head_parts=shards.head_parts, q_heads=q_heads, kv_heads=kv_heads,
-        is_in_order=bool((table.reshape(-1) == np.arange(shards.seqlen)).all()), mask=mask, **exchanges,
+        is_in_order=bool((table.reshape(-1) == np.arange(shards.seqlen)).all()), keeps_fours=shards.keeps_fours, mask=mask, **exchanges,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import hashlib
 import operator
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple, Sequence, Union
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 from .._arrays import framework_of
 from .._attention import attention, backward_template
 from .._cache import merge_states
-from .._forward import ScoreMod, gather, resolved
-from .._joined import mask_program, places_in_whole, score_program
+from .._forward import Dropout, ScoreMod, gather, resolved
+from .._joined import dropout_of_ranks, mask_program, places_in_whole, score_program
 from .._library import address_of
 from .._programs import Program, documents
 from ..errors import DeviceError, InvalidArgument
@@ -63,30 +63,28 @@ class _Ranks:
             works = [dist.all_gather_into_tensor(whole, x, group=self.group, async_op=True)]
         return _Pending(works, whole, [x], self.function)
 
-    def swap(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> _Pending:
-        """Sends one tensor to each rank and fills one from each; what is a rank's own is handed over."""
-        sent = {peer: x.contiguous() for peer, x in outgoing.items()}
+    def swap(self, outgoing: Sequence[dict[int, Tensor]], incoming: Sequence[dict[int, Tensor]]) -> _Pending:
+        """Of several tensors at once: sends one to each rank and fills one from each; what is a rank's own is handed over."""
+        sent = [{peer: x.contiguous() for peer, x in of_tensor.items()} for of_tensor in outgoing]
         works = [
-            dist.P2POp(dist.isend, x, group=self.group, group_peer=peer)
-            for peer, x in sent.items()
-            if peer != self.rank and x.numel()
-        ] + [
-            dist.P2POp(dist.irecv, x, group=self.group, group_peer=peer)
-            for peer, x in incoming.items()
+            dist.P2POp(operation, x, group=self.group, group_peer=peer)
+            for operation, messages in ((dist.isend, sent), (dist.irecv, incoming))
+            for of_tensor in messages
+            for peer, x in of_tensor.items()
             if peer != self.rank and x.numel()
         ]
-        received = {**incoming, self.rank: sent[self.rank]} if self.rank in sent else incoming
+        received = [{**there, self.rank: own[self.rank]} if self.rank in own else there for own, there in zip(sent, incoming)]
         with _exchange(self.function):
             begun = dist.batch_isend_irecv(works) if works else []
-        return _Pending(begun, received, list(sent.values()), self.function)
+        return _Pending(begun, received, sent, self.function)
 
 
 class _Pending:
     """What an exchange will have brought when it is waited for."""
 
-    def __init__(self, works: list[Any], result: Any, sent: list[Tensor], function: str) -> None:
+    def __init__(self, works: list[Any], result: Any, sent: Any, function: str) -> None:
         self._works, self._result, self._function = works, result, function
-        self._sent = sent  # alive until they are read
+        self._sent: Any = sent  # alive until they are read
 
     def wait(self) -> Any:
         with _exchange(self._function):
@@ -129,6 +127,8 @@ class _Features(NamedTuple):
     score: Program | None
     scale: float | None
     softcap: float | None
+    dropout: Dropout | None
+    batch: int
 
     def differentiable(self) -> dict[str, Tensor]:
         """Float tensors that scores read, by name."""
@@ -190,10 +190,16 @@ class _Saved(NamedTuple):
     dlse: Tensor | None
 
 
-def _sums_of(rows: _Saved, keys: _Keys) -> dict[str, Tensor]:
-    """Memory of what ranks add up: f32."""
-    return {name: torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
-            for name, x in (("dq", rows.q), ("dk", keys.k), ("dv", keys.v))}  # fmt: skip
+def _gradient(x: Tensor, *, is_complete: bool) -> Tensor:
+    """Memory of a gradient by x; of f32 where it is a part, which others are added to."""
+    dtype = x.dtype if is_complete else torch.float32
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _gradients(q: Tensor, keys: _Keys, *, by_rows: bool, by_keys: bool) -> dict[str, Tensor]:
+    """Memory of them; whether each row's and each key's are complete."""
+    return {"dq": _gradient(q, is_complete=by_rows), "dk": _gradient(keys.k, is_complete=by_keys),
+            "dv": _gradient(keys.v, is_complete=by_keys)}  # fmt: skip
 
 
 def _differentiate(
@@ -246,6 +252,7 @@ class _Engine:
         self._mask = _mask_program({**shards.mask_words, "segment_ids": None}, device)
         self._ids = _ids_on(shards.mask_words["segment_ids"], device)
         self._placed_masks: dict[Any, Program | None] = {}
+        self._dropout_places: dict[Any, Tensor] = {}
 
     def places(self, ranges: list[Range]) -> Tensor:
         """Positions of these tokens, as programs read them."""
@@ -267,8 +274,22 @@ class _Engine:
         mask, score = self._placed_masks[key], features.score
         if places and score is not None:
             score = score.placed(places, captures)
+        dropout = features.dropout
+        if dropout is not None:
+            dropout = dropout._replace(places=self._places_of_dropout(features.batch, heads[0], q_places, kv_places))
         return {"scale": features.scale, "softcap": features.softcap, "mask_mod": mask, "score_mod": score, "sinks": sinks,
-                "deterministic": self.is_deterministic}  # fmt: skip
+                "dropout": dropout, "deterministic": self.is_deterministic}  # fmt: skip
+
+    def _places_of_dropout(self, batch: int, q_heads: Range, q_places: Tensor | None, kv_places: Tensor | None) -> Tensor:
+        """Where a call's batch entries, query heads, queries and keys stand, one list behind the other."""
+        key = (batch, q_heads, id(q_places), id(kv_places))
+        found = self._dropout_places.get(key)
+        if found is None:
+            whole = self.places([(0, self.shards.seqlen)])
+            tokens = (whole if x is None else x for x in (q_places, kv_places))
+            found = torch.cat([self.places([(0, batch), q_heads]), *tokens])
+            self._dropout_places[key] = found
+        return found
 
     def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -326,7 +347,7 @@ class _Gathering(_Engine):
     def backward(
         self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
     ) -> _Gradients:
-        dq = torch.empty_like(rows.q, memory_format=torch.contiguous_format)  # a row's sum is complete: it is not one of f32
+        dq = _gradient(rows.q, is_complete=True)
         made: list[_Gradients] = []
         returning = []
         for heads, keys in self._keys(k, v):
@@ -334,16 +355,17 @@ class _Gathering(_Engine):
             words = self.words(features, self.own_places, None, heads, None if sinks is None else sinks[part])
             into = {"dq": dq[:, :, part]}
             if not self.is_deterministic:
-                into |= {name: torch.empty_like(x, dtype=torch.float32) for name, x in (("dk", keys.k), ("dv", keys.v))}
+                into |= {name: _gradient(x, is_complete=False) for name, x in (("dk", keys.k), ("dv", keys.v))}
             made.append(_differentiate(_of_heads(rows, part), keys, words, into, captured))
             # On their way while the next part is computed.
-            returning.append([self._begin_return(into[name]) for name in ("dk", "dv") if name in into])
+            if not self.is_deterministic:
+                returning.append(self._begin_return(into["dk"], into["dv"]))
         dsinks = None if sinks is None else torch.cat([x.dsinks for x in made if x.dsinks is not None])
         by_name = {name: _sum([x.captured[name] for x in made]) for name in captured}
         if self.is_deterministic:
             dk, dv = self._by_all_rows(features, rows, k, v, sinks)
         else:
-            dk, dv = (_joined([self._returned(of_part[i]) for of_part in returning], 2) for i in (0, 1))
+            dk, dv = (_joined(list(parts), 2) for parts in zip(*map(self._returned, returning)))
         return _Gradients(dq, dk, dv, dsinks, by_name)
 
     def _by_all_rows(self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -360,16 +382,15 @@ class _Gathering(_Engine):
         _differentiate(everything, _Keys(k, v), words, {"dk": dk, "dv": dv}, by_sinks=False)
         return dk, dv
 
-    def _begin_return(self, x: Tensor) -> _Pending:
+    def _begin_return(self, *sums: Tensor) -> _Pending:
         """Sends every rank what this one has for its tokens."""
-        parts = x.index_select(0, self._permutation).chunk(self.ranks.size)
-        incoming = {peer: torch.empty_like(parts[0]) for peer in range(self.ranks.size)}
-        return self.ranks.swap(dict(enumerate(parts)), incoming)
+        parts = [x.index_select(0, self._permutation).chunk(self.ranks.size) for x in sums]
+        incoming = [{peer: torch.empty_like(of_ranks[0]) for peer in range(self.ranks.size)} for of_ranks in parts]
+        return self.ranks.swap([dict(enumerate(of_ranks)) for of_ranks in parts], incoming)
 
-    def _returned(self, pending: _Pending) -> Tensor:
-        """The sum of what every rank has for this rank's tokens."""
-        received = pending.wait()
-        return _sum([received[peer] for peer in range(self.ranks.size)])
+    def _returned(self, pending: _Pending) -> list[Tensor]:
+        """The sums of what every rank has for this rank's tokens."""
+        return [_sum([received[peer] for peer in range(self.ranks.size)]) for received in pending.wait()]
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:
@@ -378,8 +399,10 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 
 def _sum(parts: list[Tensor]) -> Tensor:
     """In the order given."""
-    total = parts[0].clone()
-    for part in parts[1:]:
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
         total += part
     return total
 
@@ -389,57 +412,111 @@ def _of_heads(rows: _Saved, part: slice) -> _Saved:
     return _Saved(rows.q[:, :, part], rows.out[:, :, part], rows.lse[:, part], rows.dout[:, :, part], dlse)
 
 
+#: Tokens of a tensor: neighbours, which need not be copied, or those at places.
+_Part = Union[slice, Tensor]
+
+
+def _taken(x: Tensor, part: _Part) -> Tensor:
+    return x[part] if isinstance(part, slice) else x.index_select(0, part)
+
+
+def _put(to: Tensor, part: _Part, x: Tensor) -> None:
+    if isinstance(part, slice):
+        to[part] = x
+    else:
+        to.index_copy_(0, part, x)
+
+
+def _size_of(part: _Part) -> int:
+    return part.stop - part.start if isinstance(part, slice) else len(part)
+
+
 class _NeededOnly(_Engine):
     """Tiles of keys that this rank's rows see; sums of their gradients go back to those who have them."""
 
     def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device, is_deterministic: bool) -> None:
         super().__init__(shards, ranks, device, is_deterministic)
         own, needs = shards.tokens(self.rank), shards.needed_kv(self.rank)
-        self._wanted = {peer: _intersection(needs, shards.tokens(peer)) for peer in range(ranks.size)}
-        asked = {peer: _intersection(shards.needed_kv(peer), own) for peer in range(ranks.size)}
-        place_of_token = torch.empty(shards.seqlen, dtype=torch.int64)
-        place_of_token[self.own_places.cpu().long()] = torch.arange(len(self.own_places))
-        self._asked = {peer: place_of_token[self.places(ranges).cpu().long()].to(device) for peer, ranges in asked.items()}
-        # Received rank by rank, attended to in the order of the sequence.
-        received = torch.cat([self.places(self._wanted[peer]) for peer in range(ranks.size)])
-        self._order = received.argsort()
-        self._kv_places = received[self._order]
+        peers = [peer for peer in range(ranks.size) if peer != self.rank]
+        wanted = {peer: _intersection(needs, shards.tokens(peer)) for peer in peers}
+        asked = {peer: _intersection(shards.needed_kv(peer), own) for peer in peers}
+        # By peer: what arrives, among the keys that are needed, and what is sent, among this rank's own.
+        self._wanted = {peer: self._part(needs, ranges) for peer, ranges in wanted.items() if ranges}
+        self._asked = {peer: self._part(own, ranges) for peer, ranges in asked.items() if ranges}
+        kept = _intersection(needs, own)
+        self._kept, self._kept_of_own = self._part(needs, kept), self._part(own, kept)
+        self._num_needed = _size(needs)
+        self._keeps_all = kept == needs == own
+        self._kv_places = self.places(needs)
 
-    def _fetch(self, x: Tensor) -> _Pending:
-        outgoing = {peer: x.index_select(0, places) for peer, places in self._asked.items()}
-        incoming = {peer: x.new_empty((_size(ranges), *x.shape[1:])) for peer, ranges in self._wanted.items()}
-        return self.ranks.swap(outgoing, incoming)
+    def _part(self, within: list[Range], ranges: list[Range]) -> _Part:
+        """Where these ranges of the sequence stand in a list of ranges that holds them."""
+        found, at = [], 0
+        for begin, end in within:
+            found += [(at + x - begin, at + y - begin) for x, y in _intersection([(begin, end)], ranges)]
+            at += end - begin
+        if not found:
+            return slice(0, 0)
+        if _size(found) == found[-1][1] - found[0][0]:
+            return slice(found[0][0], found[-1][1])
+        return self.places(found).long()
 
     def _keys(self, k: Tensor, v: Tensor) -> _Keys:
-        pending = self._fetch(k), self._fetch(v)
-        whole = [torch.cat([x[peer] for peer in range(self.ranks.size)]).index_select(0, self._order) for x in (p.wait() for p in pending)]
+        """In the order of the sequence; what arrives as neighbours arrives in its place."""
+        if self._keeps_all and not self._asked:  # nothing travels
+            return _Keys(k, v)
+        outgoing = [{peer: _taken(x, part) for peer, part in self._asked.items()} for x in (k, v)]
+        whole = [x.new_empty((self._num_needed, *x.shape[1:])) for x in (k, v)]
+        incoming = [{peer: _place_of(x, part) for peer, part in self._wanted.items()} for x in whole]
+        pending = self.ranks.swap(outgoing, incoming)
+        for x, needed in zip((k, v), whole):
+            _put(needed, self._kept, _taken(x, self._kept_of_own))
+        for needed, received in zip(whole, pending.wait()):
+            for peer, part in self._wanted.items():
+                if not isinstance(part, slice):
+                    _put(needed, part, received[peer])
         return _Keys(whole[0], whole[1])
 
-    def _returned(self, x: Tensor, num_own: int) -> Tensor:
-        by_peer = torch.empty_like(x)
-        by_peer[self._order] = x
-        sizes = [_size(self._wanted[peer]) for peer in range(self.ranks.size)]
-        outgoing = dict(enumerate(by_peer.split(sizes)))
-        incoming = {peer: x.new_empty((len(places), *x.shape[1:])) for peer, places in self._asked.items()}
-        received = self.ranks.swap(outgoing, incoming).wait()
-        total = x.new_zeros((num_own, *x.shape[1:]))
-        for peer in range(self.ranks.size):
-            total.index_add_(0, self._asked[peer], received[peer])
-        return total
+    def _returned(self, sums: list[Tensor], num_own: int) -> list[Tensor]:
+        """What all ranks have for this rank's tokens: its own first, then that of others, in their order."""
+        outgoing = [{peer: _taken(x, part) for peer, part in self._wanted.items()} for x in sums]
+        incoming = [{peer: x.new_empty((_size_of(part), *x.shape[1:])) for peer, part in self._asked.items()} for x in sums]
+        pending = self.ranks.swap(outgoing, incoming)
+        totals = []
+        for x in sums:
+            total = _taken(x, self._kept)
+            if len(total) < num_own:
+                of_kept, total = total, x.new_zeros((num_own, *x.shape[1:]))
+                _put(total, self._kept_of_own, of_kept)
+            totals.append(total)
+        for total, received in zip(totals, pending.wait()):
+            for peer, part in self._asked.items():
+                if isinstance(part, slice):
+                    total[part] += received[peer]
+                else:
+                    total.index_add_(0, part, received[peer])
+        return totals
 
     def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
         keys, out = self._keys(k, v), _empty_out(q, v, q.dtype)
+        words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
         return out, _attend(q, keys, words, out)
 
     def backward(
         self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
     ) -> _Gradients:
-        words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
         keys = self._keys(k, v)
-        made = _differentiate(rows, keys, words, _sums_of(rows, keys), captured)
+        words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
+        is_alone = not self._wanted and not self._asked
+        made = _differentiate(rows, keys, words, _gradients(rows.q, keys, by_rows=True, by_keys=is_alone), captured)
         assert made.dk is not None and made.dv is not None
-        return made._replace(dk=self._returned(made.dk, len(k)), dv=self._returned(made.dv, len(v)))
+        dk, dv = self._returned([made.dk, made.dv], len(k))
+        return made._replace(dk=dk, dv=dv)
+
+
+def _place_of(whole: Tensor, part: _Part) -> Tensor:
+    """Where tokens that arrive are written: in their place, where they are neighbours there."""
+    return whole[part] if isinstance(part, slice) else whole.new_empty((len(part), *whole.shape[1:]))
 
 
 class _HeadsAndRing(_Engine):
@@ -455,6 +532,8 @@ class _HeadsAndRing(_Engine):
         self._group, self._part = divmod(self.rank, shards.head_ranks)
         first = self._group * self._head_ranks
         self._partners = range(first, first + self._head_ranks)
+        first_kv, end_kv = self.head_ranges[1]
+        self._shares_keys = self._head_ranks * (end_kv - first_kv) > shards.num_heads_kv
         self._row_places = [self.places(shards.rows(group * self._head_ranks)) for group in range(self._num_groups)]
         self._next, self._before = (
             (self._group + step) % self._num_groups * self._head_ranks + self._part for step in (1, -1)
@@ -462,44 +541,49 @@ class _HeadsAndRing(_Engine):
 
     # Tokens for heads, and back.
 
-    def _to_heads(self, x: Tensor, heads: str) -> Tensor:
-        """[own tokens, batch, all heads, ...] to [tokens of the group, batch, this rank's heads, ...]."""
+    def _to_heads(self, *tensors: tuple[Tensor, str]) -> list[Tensor]:
+        """[own tokens, batch, all heads, ...] to [tokens of the group, batch, this rank's heads, ...], of "q_heads" or "kv_heads"."""
         if self._head_ranks == 1:
-            return x
-        ranges = getattr(self.shards, heads)
-        begin, end = ranges(self.rank)
-        outgoing = {peer: x[:, :, slice(*ranges(peer))] for peer in self._partners}
-        shape = (x.shape[0], x.shape[1], end - begin, *x.shape[3:])
-        received = self.ranks.swap(outgoing, {peer: x.new_empty(shape) for peer in self._partners}).wait()
-        return torch.cat([received[peer] for peer in self._partners])
+            return [x for x, _ in tensors]
+        outgoing, incoming = [], []
+        for x, heads in tensors:
+            ranges = getattr(self.shards, heads)
+            begin, end = ranges(self.rank)
+            shape = (x.shape[0], x.shape[1], end - begin, *x.shape[3:])
+            outgoing.append({peer: x[:, :, slice(*ranges(peer))] for peer in self._partners})
+            incoming.append({peer: x.new_empty(shape) for peer in self._partners})
+        return [torch.cat([received[peer] for peer in self._partners]) for received in self.ranks.swap(outgoing, incoming).wait()]
 
-    def _to_tokens(self, x: Tensor, heads: str) -> Tensor:
+    def _to_tokens(self, *tensors: tuple[Tensor, str]) -> list[Tensor]:
         """The way back; a kv head that several ranks computed with is summed, in their order."""
         if self._head_ranks == 1:
-            return x
-        ranges = getattr(self.shards, heads)
-        parts = x.chunk(self._head_ranks)
-        sizes = {peer: ranges(peer)[1] - ranges(peer)[0] for peer in self._partners}
-        shape = parts[0].shape
-        incoming = {peer: x.new_empty((shape[0], shape[1], sizes[peer], *shape[3:])) for peer in self._partners}
-        received = self.ranks.swap(dict(zip(self._partners, parts)), incoming).wait()
-        num_heads = ranges(self._partners[-1])[1]
-        whole = x.new_zeros((shape[0], shape[1], num_heads, *shape[3:]))
+            return [x for x, _ in tensors]
+        outgoing, incoming = [], []
+        for x, heads in tensors:
+            ranges = getattr(self.shards, heads)
+            parts = x.chunk(self._head_ranks)
+            sizes = {peer: ranges(peer)[1] - ranges(peer)[0] for peer in self._partners}
+            tokens, batch, _, *rest = parts[0].shape
+            outgoing.append(dict(zip(self._partners, parts)))
+            incoming.append({peer: x.new_empty((tokens, batch, sizes[peer], *rest)) for peer in self._partners})
+        arrived = self.ranks.swap(outgoing, incoming).wait()
+        return [self._of_all_heads(received, getattr(self.shards, heads)) for received, (_, heads) in zip(arrived, tensors)]
+
+    def _of_all_heads(self, by_partner: dict[int, Tensor], ranges: Any) -> Tensor:
+        tokens, batch, _, *rest = by_partner[self._partners[0]].shape
+        whole = by_partner[self._partners[0]].new_zeros((tokens, batch, ranges(self._partners[-1])[1], *rest))
         for peer in self._partners:
-            whole[:, :, slice(*ranges(peer))] += received[peer]
+            whole[:, :, slice(*ranges(peer))] += by_partner[peer]
         return whole
 
     # The ring.
 
-    def _pass_on(self, tensors: list[Tensor]) -> list[_Pending]:
+    def _pass_on(self, tensors: list[Tensor]) -> _Pending:
         """To the next group, from the one before."""
-        return [
-            self.ranks.swap({self._next: x}, {self._before: torch.empty_like(x, memory_format=torch.contiguous_format)})
-            for x in tensors
-        ]
+        return self.ranks.swap([{self._next: x} for x in tensors], [{self._before: torch.empty_like(x, memory_format=torch.contiguous_format)} for x in tensors])
 
-    def _received(self, pending: list[_Pending]) -> list[Tensor]:
-        return [x.wait()[self._before] for x in pending]
+    def _received(self, pending: _Pending) -> list[Tensor]:
+        return [of_tensor[self._before] for of_tensor in pending.wait()]
 
     def _words(self, features: _Features, origin: int, sinks: Tensor | None) -> dict[str, Any]:
         is_whole = self._num_groups == 1
@@ -510,13 +594,13 @@ class _HeadsAndRing(_Engine):
         return [(self._group - step) % self._num_groups for step in range(self._num_groups)]
 
     def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        q, k, v = self._to_heads(q, "q_heads"), self._to_heads(k, "kv_heads"), self._to_heads(v, "kv_heads")
+        q, k, v = self._to_heads((q, "q_heads"), (k, "kv_heads"), (v, "kv_heads"))
         sinks = None if sinks is None else sinks[slice(*self.head_ranges[0])]
         dtype = q.dtype if self._num_groups == 1 else torch.float32  # partial results are rounded once, at the end
         out = lse = None
         origins = self._origins()
         for step, origin in enumerate(origins):
-            pending = self._pass_on([k, v]) if step + 1 < len(origins) else []
+            pending = self._pass_on([k, v]) if step + 1 < len(origins) else None
             # A sink joins one partial result, and with it the whole.
             words = self._words(features, origin, sinks if step == 0 else None)
             made = _empty_out(q, v, dtype)
@@ -527,21 +611,20 @@ class _HeadsAndRing(_Engine):
                 views = [x.transpose(0, 1) for x in (out, made)]
                 merged, lse = merge_states(views, [lse, made_lse])
                 out = merged.transpose(0, 1)
-            if pending:
+            if pending is not None:
                 k, v = self._received(pending)
         assert out is not None and lse is not None
-        lse = self._to_tokens(lse.permute(2, 0, 1), "q_heads").permute(1, 2, 0)
-        return self._to_tokens(out.to(q.dtype), "q_heads"), lse
+        out, lse = self._to_tokens((out.to(q.dtype), "q_heads"), (lse.permute(2, 0, 1), "q_heads"))
+        return out, lse.permute(1, 2, 0)
 
     def backward(
         self, features: _Features, rows: _Saved, k: Tensor, v: Tensor, sinks: Tensor | None, captured: tuple[str, ...]
     ) -> _Gradients:
-        def of_heads(lse: Tensor) -> Tensor:
-            return self._to_heads(lse.permute(2, 0, 1), "q_heads").permute(1, 2, 0).contiguous()
-
-        q, out, dout = (self._to_heads(x, "q_heads") for x in (rows.q, rows.out, rows.dout))
-        here = _Saved(q, out, of_heads(rows.lse), dout, None if rows.dlse is None else of_heads(rows.dlse))
-        k, v = self._to_heads(k, "kv_heads"), self._to_heads(v, "kv_heads")
+        statistics = [x.permute(2, 0, 1) for x in (rows.lse, rows.dlse) if x is not None]
+        of_queries = [(x, "q_heads") for x in (rows.q, rows.out, rows.dout, *statistics)]
+        k, v, q, out, dout, *statistics = self._to_heads((k, "kv_heads"), (v, "kv_heads"), *of_queries)
+        lse, *dlse = (x.permute(1, 2, 0).contiguous() for x in statistics)
+        here = _Saved(q, out, lse, dout, dlse[0] if dlse else None)
         own_sinks = None if sinks is None else sinks[slice(*self.head_ranges[0])]
         dq: Tensor | None = None
         sums: list[Tensor] = []
@@ -549,10 +632,11 @@ class _HeadsAndRing(_Engine):
         by_name: dict[str, Tensor] = {}
         origins = self._origins()
         for step, origin in enumerate(origins):
-            arriving = self._pass_on([k, v]) if step + 1 < len(origins) else []
+            arriving = self._pass_on([k, v]) if step + 1 < len(origins) else None
             words = self._words(features, origin, own_sinks if step == 0 else None)
             keys = _Keys(k, v)
-            made = _differentiate(here, keys, words, _sums_of(here, keys), captured)
+            into = _gradients(q, keys, by_rows=len(origins) == 1, by_keys=len(origins) == 1 and not self._shares_keys)
+            made = _differentiate(here, keys, words, into, captured)
             assert made.dq is not None and made.dk is not None and made.dv is not None
             dq = made.dq if dq is None else dq + made.dq
             dsinks = made.dsinks if step == 0 else dsinks
@@ -561,15 +645,15 @@ class _HeadsAndRing(_Engine):
             sums = [made.dk, made.dv] if not sums else [sums[0] + made.dk, sums[1] + made.dv]
             if len(origins) > 1:
                 sums = self._received(self._pass_on(sums))
-            if arriving:
+            if arriving is not None:
                 k, v = self._received(arriving)
         assert dq is not None
         if sinks is not None and dsinks is not None:
             whole = torch.zeros_like(sinks)
             whole[slice(*self.head_ranges[0])] = dsinks
             dsinks = whole
-        dk, dv = (self._to_tokens(x, "kv_heads") for x in sums)
-        return _Gradients(self._to_tokens(dq, "q_heads"), dk, dv, dsinks, by_name)
+        dq, dk, dv = self._to_tokens((dq, "q_heads"), *((x, "kv_heads") for x in sums))
+        return _Gradients(dq, dk, dv, dsinks, by_name)
 
 
 def _engine_of(shards: ShardPlan, ranks: _Ranks, device: torch.device, deterministic: bool) -> _Engine:
@@ -704,6 +788,7 @@ def context_parallel_attention(
     alibi: Tensor | None = None,
     score_mod: ScoreMod | None = None,
     sinks: Tensor | None = None,
+    dropout: Dropout | tuple[float, int] | None = None,
     return_lse: bool = False,
     deterministic: bool = True,
 ) -> Any:
@@ -726,6 +811,9 @@ def context_parallel_attention(
         A mesh has one dimension, ``mesh["context"]``; the default group unless given.
     scale, softcap, bias, alibi, score_mod, sinks
         As `fovea.attention`'s; positions are those of the whole sequence.
+    dropout : Dropout, optional
+        As `fovea.attention`'s, with one seed on all ranks: every scheme drops what one rank does. Ranges of keys of the plan begin and
+        end at multiples of 4.
     return_lse : bool
         Whether `lse` is returned, too.
     deterministic : bool
@@ -756,12 +844,14 @@ def context_parallel_attention(
     """
     ranks = _Ranks(_group_of(group))
     words: dict[str, Any] = {"scale": scale, "softcap": softcap, "deterministic": deterministic}
-    problem, score = "", None
+    problem, score, drop = "", None, None
     try:
         _check_shapes(shards, ranks, q, k, v)
         score = _score_program(shards, q.device, bias, alibi, score_mod)
         words["score_mod"] = None if score is None else score.text
         words["sinks"] = None if sinks is None else tuple(sinks.shape)
+        drop = dropout_of_ranks(_FUNCTION, dropout, keeps_fours=shards.keeps_fours, is_packed=shards.packed is not None)
+        words["dropout"] = None if drop is None else tuple(x if isinstance(x, (int, float)) else "a tensor" for x in drop[:3])
     except (TypeError, ValueError) as error:
         problem = str(error).removeprefix(f"{_FUNCTION}: ")
     facts = _facts(shards, (q, k, v), words)
@@ -773,10 +863,10 @@ def context_parallel_attention(
         if engine is None:
             engine = shards.engines[key] = _engine_of(shards, ranks, q.device, deterministic)
         engine.agreed.add(said)
-    features = _Features(score, scale, softcap)
     is_packed = shards.packed is not None
     if is_packed:
         q, k, v = (x[None] for x in (q, k, v))
+    features = _Features(score, scale, softcap, drop, len(q))
     out, lse = _Node.apply(engine, features, q, k, v, sinks, *features.differentiable().values())
     if is_packed:
         out, lse = out[0], lse[0]

@@ -196,5 +196,5 @@ class ContextParallelDecode:
         """What every rank has of this rank's sequences, or of all."""
         ranks = self._ranks
         outgoing = {peer: partial[peer * own : (peer + 1) * own] if is_shared_out else partial for peer in range(ranks.size)}
-        received = ranks.swap(outgoing, {peer: torch.empty_like(outgoing[peer]) for peer in range(ranks.size)}).wait()
+        (received,) = ranks.swap([outgoing], [{peer: torch.empty_like(x) for peer, x in outgoing.items()}]).wait()
         return [received[peer] for peer in range(ranks.size)]

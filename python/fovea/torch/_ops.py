@@ -13,7 +13,7 @@ import torch
 
 from .. import _abi, _quick
 from .._attention import lse_shape
-from .._forward import FIELDS, gather
+from .._forward import FIELDS, Dropout, gather
 from .._programs import Program, split_lets
 from .._trace import torch_mode, trace_in_graph
 from ..errors import Unsupported
@@ -54,7 +54,7 @@ def _call(
         cu_seqlens=pairs["cu_seqlens"] if pairs["cu_seqlens"][0] is not None else None,
         score_mod=_program("score", score, given) if score else None, mask_mod=_program("mask", mask, given) if mask else None,
         causal=causal, align=align, window=None if left is None and right is None else (left, right), scale=scale, softcap=softcap,
-        dropout=(p, seed, offset) if p else None, layout=layout, deterministic=deterministic,
+        dropout=(p, seed, offset, given.get("dropout_places")) if p else None, layout=layout, deterministic=deterministic,
         stream=torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0,
     )  # fmt: skip
     return _derivatives.call_of(arguments), _derivatives.inputs_of(arguments)
@@ -261,11 +261,11 @@ def attention(
     is_formula = isinstance(mask, Program) or callable(mask)
     segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, None)
     offsets = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
-    p, seed, offset = (0.0, 0, 0) if dropout is None else (*dropout, 0)[:3]
+    p, seed, offset, places = (0.0, 0, 0, None) if dropout is None else Dropout(*dropout)
     seeds = (None, None)
     if isinstance(seed, torch.Tensor):
         seeds, seed, offset = (seed, offset), 0, 0
-    optional = (bias, alibi, None if is_formula else mask, segments[0], segments[1], sinks, offsets[0], offsets[1], *seeds)
+    optional = (bias, alibi, None if is_formula else mask, segments[0], segments[1], sinks, offsets[0], offsets[1], *seeds, places)
     for name, tensor in zip(FIELDS[6:], optional):
         if tensor is not None:
             names.append(name)

@@ -67,6 +67,8 @@ def test_ranks_are_told_that_one_has_ended(results) -> None:
         ("mask", "mask is let window_left = 5; let window_right = 0; "),
         ("dtype", "q is bfloat16 [2, 12, 12, 16] on rank 3 but float32 [2, 12, 12, 16] on rank 0"),
         ("score_mod", "score_mod is score * 2 on rank 3 but score * 3 on rank 0"),
+        ("dropout", "rank 0: dropout is given and keys of a rank do not begin and end at multiples of 4"),
+        ("dropout.places", "rank 0: dropout.places are given; expected none"),
         ("world_size", "rank 3: the group has 4 ranks; expected 2, those of the plan"),
     ],
 )

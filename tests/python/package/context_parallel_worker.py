@@ -72,8 +72,8 @@ def differences(name, got, expected, is_exact, dtype):
 class Case:
     """One problem, shared out by every plan that can."""
 
-    def __init__(self, mask_words, num_heads_kv, dtype=torch.float32, features=None, leaves=()):
-        self.mask_words, self.dtype = mask_words, dtype
+    def __init__(self, mask_words, num_heads_kv, dtype=torch.float32, features=None, leaves=(), chunk=0):
+        self.mask_words, self.dtype, self.chunk = mask_words, dtype, chunk
         self.features, self.leaves = features or {}, leaves
         self.q, self.k, self.v, self.dout, self.dlse = inputs(num_heads_kv, dtype)
         whole = {**mask_words, **self.features}
@@ -84,7 +84,7 @@ class Case:
     def plan(self, world_size, scheme):
         try:
             return parallel.context_parallel_plan(
-                self.q, self.k, self.v, world_size=world_size, scheme=scheme, tile_q=4, tile_kv=4, **self.mask_words
+                self.q, self.k, self.v, world_size=world_size, scheme=scheme, tile_q=4, tile_kv=4, chunk=self.chunk, **self.mask_words
             )
         except fovea.InvalidArgument:
             return None  # heads that do not divide
@@ -170,6 +170,8 @@ def refusals(group, rank):
         "mask": error_of(q, k, v, shards=Case({"window": (5, 0 if last else 1)}, 4).plan(WORLD, "all_gather")),
         "dtype": error_of(*(x.bfloat16() if last else x for x in (q, k, v))),
         "score_mod": error_of(q, k, v, score_mod="score * 2" if last else "score * 3"),
+        "dropout": error_of(q, k, v, dropout=(0.5, 3)),
+        "dropout.places": error_of(q, k, v, dropout=fovea.Dropout(0.5, 3, places=torch.zeros(1, dtype=torch.int32))),
         "world_size": error_of(q, k, v, shards=case.plan(2, "all_gather") if last else plan),
         "accepted": error_of(q, k, v),
     }
@@ -351,6 +353,11 @@ def run(rank):
     record("features", featured_case())
     record("bf16", Case({"causal": True}, 4, dtype=torch.bfloat16))
     record("summed", Case({"causal": True}, 4), schemes=INVARIANT, deterministic=False)
+    # Ranges of keys at multiples of 4, of which dropout draws four at once.
+    seeds = {"seed": (0.4, 7), "seed in memory": (0.4, torch.tensor([7]), torch.tensor([5]))}
+    for name, dropout in seeds.items():
+        case = Case(masks()["documents"], 4, features={"dropout": dropout}, chunk=4)
+        record(f"dropout, {name}", case, sizes=groups if name == "seed" else (4,), deterministic=name == "seed")
     for (name, case), sizes in zip(packed_cases().items(), ((4,), (2,), (2, 4))):
         record(name, case, sizes=sizes)
     for scheme in ("ring", "hybrid"):

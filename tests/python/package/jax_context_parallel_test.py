@@ -67,6 +67,9 @@ def test_refusals() -> None:
         within(plan_of("all_gather", {}, 4, 2), *x)
     with pytest.raises(fovea.InvalidArgument, match=r"k has shape \(1, 48, 24, 4\); expected \[batch, 48, 4, head_dim\]"):
         within(plan, x[0], x[0], x[2])
+    with pytest.raises(fovea.InvalidArgument, match="do not begin and end at multiples of 4"):
+        uneven = parallel.context_parallel_plan(*(fovea.TensorSpec(y.shape, "f32") for y in x), world_size=1, scheme="needed_only", tile_kv=3, mask_mod="kv_idx > 4")
+        within(uneven, *x, dropout=(0.5, 1))
     with pytest.raises(fovea.InvalidArgument, match="shards is a str; expected a ShardPlan"):
         within("causal", *x)
     with pytest.raises(fovea.InvalidArgument, match=r"x has shape \(1, 48\); expected 48 tokens in dimension 0"):
@@ -184,6 +187,34 @@ def check_features() -> None:
             np.testing.assert_allclose(got, other, rtol=2e-5, atol=2e-5, err_msg=scheme)
 
 
+def check_dropout() -> None:
+    """What one device drops, whatever the seed is made of, and where the batch is split, too."""
+    q, k, v, dout, _ = drawn(4)
+    words, mesh = {"causal": True, "segment_ids": IDS}, Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "context"))
+
+    def gradients(attend, *rows):
+        return jax.jit(lambda seed: jax.vjp(lambda *rows: attend(*rows, seed), *rows[:3])[1](rows[3]))(jnp.int32(9))
+
+    for number, scheme in enumerate(("all_gather", "head_group_all_gather", "ring", "ulysses", "needed_only")):
+        drop = (lambda seed: (0.4, 9, 2)) if number % 2 == 0 else (lambda seed: (0.4, seed))
+        plan = parallel.context_parallel_plan(
+            *(fovea.TensorSpec(x.shape, "f32") for x in (q, k, v)), world_size=4, scheme=scheme, tile_q=4, tile_kv=4, chunk=4, **words
+        )
+        split = P("data" if number < 3 else None, "context")
+
+        def attend(q, k, v, seed, plan=plan, drop=drop, number=number):
+            axis = "data" if number < 3 else None
+            return fovea_jax.context_parallel_attention(
+                q, k, v, plan, axis_name="context", batch_axis=axis, deterministic=number > 0, dropout=drop(seed)
+            )
+
+        mapped_attend = jax.shard_map(attend, mesh=mesh, in_specs=(split, split, split, P()), out_specs=split, check_vma=number == 1)
+        expected = gradients(lambda q, k, v, seed, drop=drop: fovea_jax.attention(q, k, v, dropout=drop(seed), **words), q, k, v, dout)
+        made = gradients(mapped_attend, *map(plan.permute, (q, k, v, dout)))
+        for got, other in zip(made, expected, strict=True):
+            np.testing.assert_allclose(plan.restore(got), other, rtol=2e-5, atol=2e-5, err_msg=scheme)
+
+
 def check_rounding() -> None:
     """Partial results in bf16 would be rounded once for each: the error is that of one call, rounded once."""
     plan, rows = plan_of("ring", {"causal": True}, 4, 2), [x.astype(jnp.bfloat16) for x in drawn(4)[:3]]
@@ -287,6 +318,7 @@ def main() -> None:
     ran = [compare(*case, checks=number % 2 == 0) for number, case in enumerate(cases)]
     assert sum(ran) > len(cases) // 2 and (cases is not CASES or all(ran)), ran
     check_features()
+    check_dropout()
     check_rounding()
     check_plans_of_one_structure()
     check_decoding()
