@@ -43,8 +43,8 @@ struct AttentionForward {
   Int64View dropout_offset{};
   /// [batch + num_heads_q + seqlen_q + seqlen_kv] i32, contiguous, optional; not for packed sequences. Where batch
   /// entries, query heads, queries and keys of this call, one list behind the other, stand in the whole that dropout
-  /// draws for, so that a part of a problem drops what the whole does. Four keys, from a multiple of 4 on, stand side by
-  /// side in the whole, from a multiple of 4 on. On cuda nobody looks at what the tensor holds.
+  /// draws for: a part of a problem drops what the whole does. Four keys, from a multiple of 4 on, stand side by side
+  /// in the whole, too, from a multiple of 4 on. On cuda nobody looks at what the tensor holds.
   Int32View dropout_places{};
   /// q, k, probabilities and v in eight or four bits: parse_quantization("accurate"), or fields. On the cpu.
   Quantization quant{};
