@@ -262,7 +262,7 @@ def attention(
     segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, None)
     offsets = cu_seqlens if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
     p, seed, offset, places = (0.0, 0, 0, None) if dropout is None else Dropout(*dropout)
-    seeds = (None, None)
+    seeds: tuple[Any, Any] = (None, None)
     if isinstance(seed, torch.Tensor):
         seeds, seed, offset = (seed, offset), 0, 0
     optional = (bias, alibi, None if is_formula else mask, segments[0], segments[1], sinks, offsets[0], offsets[1], *seeds, places)
