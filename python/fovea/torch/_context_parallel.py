@@ -1,7 +1,7 @@
 """A plan of context parallelism, run by the ranks of a process group: exchanges, calls on what a rank has, and their gradients.
 
-Every exchange is an all-gather or a swap of one message for each pair of ranks. What ranks add up is added in the order of ranks, in
-f32, so that no bits depend on who was first.
+Every exchange is an all-gather or a swap of messages between pairs of ranks. What ranks add up is added in f32 in one order, that of ranks
+or a rank's own before others', so that no bits depend on who was first.
 """
 
 from __future__ import annotations
