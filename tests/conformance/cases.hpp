@@ -33,7 +33,8 @@ struct Case {
   /// Where bits are not fixed: what is wrong with the output, or nothing. `expected` is then empty.
   std::function<std::string(const Bytes& out)> check{};
   bool is_recorded = false;  // nothing is expected; --save keeps every bit
-  /// Of the GPU that has these instructions: wgmma is on 9 alone, tcgen05 on 10; 0: on both.
+  /// Of the GPU that has these instructions: wgmma is on 9 alone, tcgen05 on 10, products of four bits by a
+  /// warp on 12; 0: on all.
   int compute_capability_major = 0;
 };
 

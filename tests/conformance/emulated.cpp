@@ -87,6 +87,18 @@ void add_tensor_core(Table& table) {
   table["tcgen05_copy_rows32x128b_warpx4"] = tcgen05_copy<TmemCopy::rows32x128b_warpx4>;
 }
 
+template <int... idx>
+void add_scaled(Table& table, std::integer_sequence<int, idx...>) {
+  using ptx::GroupScales;
+  table["codes_of_four_bits"] = codes_of_four_bits;
+  ((table["mma_ue4m3_" + std::to_string(idx)] =
+        mma_scaled<GroupScales::ue4m3_of_16, idx / 4, idx % 4>),
+   ...);
+  ((table["mma_ue8m0_" + std::to_string(idx)] =
+        mma_scaled<GroupScales::ue8m0_of_32, idx / 4, idx % 4>),
+   ...);
+}
+
 Table make_table() {
   Table table{{"matrices", matrices},
               {"mma_bf16", mma<Product::bf16>},
@@ -99,6 +111,7 @@ Table make_table() {
               {"cluster_copies", cluster_copies},
               {"tma_multicast", tma_multicast}};
   add_ranks(table, std::make_integer_sequence<int, 5>());
+  add_scaled(table, std::make_integer_sequence<int, 8>());
   add_types(table, std::make_integer_sequence<int, 36>());
   add_tensor_core(table);
   return table;

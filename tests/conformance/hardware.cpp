@@ -100,8 +100,8 @@ class Hardware : public Backend {
         stream_(context_),
         in_(context_, kBufferBytes),
         out_(context_, kBufferBytes) {
-    if (architecture().major != 9 && architecture().major != 10)
-      throw Unsupported("conformance: the first GPU is no sm_90, sm_100 or sm_103");
+    if (architecture().major != 9 && architecture().major != 10 && architecture().major != 12)
+      throw Unsupported("conformance: the first GPU is no sm_90, sm_100, sm_103 or sm_120");
   }
 
   bool has_instructions_of(const Case& one) const override {

@@ -11,6 +11,7 @@
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/mma_scaled.cuh"
 #include "ptx/ordered.cuh"
 #include "ptx/warp.cuh"
 #include "tile/matrix_descriptor.cuh"
@@ -157,6 +158,29 @@ FOVEA_DEVICE void mma(const Params& p) {
     ptx::mma_m16n8k8_tf32(d, a, b.x, b.y);
   }
   ptx::st_global(static_cast<ptx::F32x4*>(p.out) + lane, ptx::F32x4{d[0], d[1], d[2], d[3]});
+}
+
+/// in: per lane 4 words of a, 2 of b, scales of a and of b, 4 of d before. out: 4 of d.
+template <ptx::GroupScales scales, int a_thread, int b_thread>
+FOVEA_DEVICE void mma_scaled(const Params& p) {
+  const int lane = ptx::block_idx().x * 32 + ptx::lane_idx();
+  const auto* in = static_cast<const ptx::U32x4*>(p.in) + 3 * lane;
+  const ptx::U32x4 a4 = ptx::ld_global(in), b4 = ptx::ld_global(in + 1);
+  const auto* before = reinterpret_cast<const float*>(in + 2);
+  const std::uint32_t a[4] = {a4.x, a4.y, a4.z, a4.w}, b[2] = {b4.x, b4.y};
+  float d[4];
+  for (int i = 0; i < 4; ++i) d[i] = ptx::ld_global(before + i);
+  ptx::mma_m16n8k64_e2m1<scales, a_thread, b_thread>(d, a, b, b4.z, b4.w);
+  ptx::st_global(static_cast<ptx::F32x4*>(p.out) + lane, ptx::F32x4{d[0], d[1], d[2], d[3]});
+}
+
+/// in: per thread 8 floats. out: a word.
+FOVEA_DEVICE void codes_of_four_bits(const Params& p) {
+  const int thread = ptx::thread_idx().x;
+  float x[8];
+  for (int i = 0; i < 8; ++i)
+    x[i] = ptx::ld_global(static_cast<const float*>(p.in) + 8 * thread + i);
+  ptx::st_global(static_cast<std::uint32_t*>(p.out) + thread, ptx::cvt_e2m1x8(x));
 }
 
 // ---- one thread --------------------------------------------------------------------------------

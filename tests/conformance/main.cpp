@@ -183,7 +183,7 @@ std::vector<Case> chosen_cases(const Options& options, const Backend* backend) {
 int compile(const Options& options) {
   const std::vector<Case> cases = chosen_cases(options, nullptr);
   try {
-    for (const jit::Architecture architecture : {jit::Architecture{9, 0}, {10, 0}}) {
+    for (const jit::Architecture architecture : {jit::Architecture{9, 0}, {10, 0}, {12, 0}}) {
       std::printf("%s: %zu kernels\n", architecture.name().c_str(),
                   compile_for(cases, architecture));
     }

@@ -1,4 +1,6 @@
 // Cases of ldmatrix, stmatrix and mma.sync.
+#include <fmt/format.h>
+
 #include <array>
 #include <bit>
 #include <cmath>
@@ -163,12 +165,131 @@ Case make_product(const ProductRow& row, std::uint64_t seed) {
   return one;
 }
 
+/// A row of a or a column of b: 64 numbers of e2m1, and scales 1, 2, 4 or 8 of groups, of ue4m3 also 1.5 times those.
+struct ScaledLine {
+  bool is_ue4m3;
+  std::array<std::uint32_t, 64> codes{};
+  std::array<std::uint32_t, 4> exponents{}, halves{};
+
+  ScaledLine(bool has_ue4m3, Noise& noise) : is_ue4m3(has_ue4m3) {
+    for (std::uint32_t& code : codes) code = static_cast<std::uint32_t>(noise.bits() % 16);
+    for (std::uint32_t& exponent : exponents)
+      exponent = static_cast<std::uint32_t>(noise.bits() % 4);
+    for (std::uint32_t& half : halves)
+      half = is_ue4m3 ? static_cast<std::uint32_t>(noise.bits() % 2) : 0;
+  }
+
+  std::size_t group() const { return is_ue4m3 ? 16 : 32; }
+  double number(std::size_t k) const {
+    constexpr double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    const std::size_t g = k / group();
+    const double scale = std::ldexp(1 + halves[g] * 0.5, static_cast<int>(exponents[g]));
+    return (codes[k] < 8 ? 1 : -1) * kMagnitudes[codes[k] % 8] * scale;
+  }
+  /// Eight numbers.
+  std::uint32_t word(int from) const {
+    std::uint32_t bits = 0;
+    for (std::size_t i = 0; i < 8; ++i)
+      bits |= codes[static_cast<std::size_t>(from) + i] << (4 * i);
+    return bits;
+  }
+  std::uint32_t scale_word() const {
+    std::uint32_t bits = is_ue4m3 ? 0 : 0xabcd0000U;  // bytes that no group of 32 has
+    for (std::size_t g = 0; g < 64 / group(); ++g) {
+      const std::uint32_t scale =
+          is_ue4m3 ? (exponents[g] + 7) << 3 | halves[g] << 2 : exponents[g] + 127;
+      bits |= scale << (8 * g);
+    }
+    return bits;
+  }
+};
+
+double dot(const ScaledLine& a, const ScaledLine& b) {
+  double sum = 0;
+  for (std::size_t k = 0; k < a.codes.size(); ++k) sum += a.number(k) * b.number(k);
+  return sum;
+}
+
+/// Scales are in lanes `a_thread` and `b_thread` of each four; registers of others hold noise.
+Case make_scaled_product(bool is_ue4m3, int a_thread, int b_thread) {
+  const int threads = 4 * a_thread + b_thread;
+  Noise noise(static_cast<std::uint64_t>(threads));
+  const std::string name = (is_ue4m3 ? "mma_ue4m3_" : "mma_ue8m0_") + std::to_string(threads);
+  Case one{.name = name, .kernel = name, .num_threads = 32};
+  one.compute_capability_major = 12;
+  std::vector<ScaledLine> a, b;
+  for (int row = 0; row < 16; ++row) a.emplace_back(is_ue4m3, noise);
+  for (int column = 0; column < 8; ++column) b.emplace_back(is_ue4m3, noise);
+  std::vector<std::uint32_t> in, out;
+  for (int lane = 0; lane < 32; ++lane) {
+    const int place = lane % 4;
+    const auto line = static_cast<std::size_t>(lane / 4);
+    for (const int from : {8 * place, 32 + 8 * place}) {
+      in.push_back(a[line].word(from));
+      in.push_back(a[line + 8].word(from));
+    }
+    for (const int from : {8 * place, 32 + 8 * place}) in.push_back(b[line].word(from));
+    const auto other = static_cast<std::uint32_t>(noise.bits());
+    const std::size_t of_half = line + 8 * static_cast<std::size_t>(place % 2);
+    in.push_back(place / 2 == a_thread ? a[of_half].scale_word() : other);
+    in.push_back(place == b_thread ? b[line].scale_word() : ~other);
+    for (int i = 0; i < 4; ++i) {
+      const Coordinate at = accumulator_coordinate(lane, i);
+      const double before = noise.whole(-7, 7);
+      const double after =
+          before + dot(a[static_cast<std::size_t>(at.row)], b[static_cast<std::size_t>(at.column)]);
+      in.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(before)));
+      out.push_back(std::bit_cast<std::uint32_t>(static_cast<float>(after)));
+    }
+  }
+  append(one.in, in);
+  append(one.expected, out);
+  return one;
+}
+
+/// Numbers at a code, half way between two and near that, of either sign; beyond all codes; NaN. What they become is
+/// counted from the list of codes: the nearest, of two the one that ends in 0.
+Case make_codes_of_four_bits() {
+  constexpr float kMagnitudes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  std::vector<float> numbers{NAN, INFINITY, 6.5F, 1e30F};
+  std::vector<std::uint32_t> codes{7, 7, 7, 7};
+  const auto add = [&](float number, std::uint32_t code) {
+    for (const float sign : {1.0F, -1.0F}) {
+      numbers.push_back(std::copysign(number, sign));
+      codes.push_back(code | (sign < 0 ? 8U : 0U));
+    }
+  };
+  for (std::uint32_t code = 0; code < 8; ++code) {
+    add(kMagnitudes[code], code);
+    if (code == 7) continue;
+    const float middle = (kMagnitudes[code] + kMagnitudes[code + 1]) / 2;
+    add(std::nextafter(middle, 0.0F), code);
+    add(middle, code % 2 == 0 ? code : code + 1);
+    add(std::nextafter(middle, 8.0F), code + 1);
+  }
+  while (numbers.size() % 8 != 0) add(0x1p-140F, 0);
+  Case one{.name = "codes_of_four_bits",
+           .kernel = "codes_of_four_bits",
+           .num_threads = static_cast<int>(numbers.size() / 8)};
+  one.compute_capability_major = 12;
+  std::vector<std::uint32_t> words(numbers.size() / 8);
+  for (std::size_t i = 0; i < codes.size(); ++i) words[i / 8] |= codes[i] << (4 * (i % 8));
+  append(one.in, numbers);
+  append(one.expected, words);
+  return one;
+}
+
 }  // namespace
 
 std::vector<Case> matrix_cases() {
   std::vector<Case> cases;
   for (std::uint64_t seed = 0; seed < 16; ++seed) cases.push_back(make_matrices(seed));
   for (const ProductRow& row : kProducts) cases.push_back(make_product(row, 1));
+  cases.push_back(make_codes_of_four_bits());
+  for (int threads = 0; threads < 8; ++threads) {
+    for (const bool is_ue4m3 : {true, false})
+      cases.push_back(make_scaled_product(is_ue4m3, threads / 4, threads % 4));
+  }
   for (Case& one : cases) one.out_before.assign(one.expected.size(), std::byte{0xEE});
   return cases;
 }
@@ -176,6 +297,14 @@ std::vector<Case> matrix_cases() {
 std::vector<Kernel> matrix_kernels() {
   std::vector<Kernel> all{{"matrices", "matrices", "others"}};
   for (const ProductRow& row : kProducts) all.push_back({row.name, row.call, "others"});
+  all.push_back({"codes_of_four_bits", "codes_of_four_bits", "scaled"});
+  for (int threads = 0; threads < 8; ++threads) {
+    const std::string lanes = fmt::format(", {}, {}>", threads / 4, threads % 4);
+    all.push_back({fmt::format("mma_ue4m3_{}", threads),
+                   "mma_scaled<ptx::GroupScales::ue4m3_of_16" + lanes, "scaled"});
+    all.push_back({fmt::format("mma_ue8m0_{}", threads),
+                   "mma_scaled<ptx::GroupScales::ue8m0_of_32" + lanes, "scaled"});
+  }
   return all;
 }
 

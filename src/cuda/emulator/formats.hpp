@@ -70,6 +70,27 @@ inline std::uint32_t encode_e4m3(float value) {
   return sign | (((bits + 0x7ffffU + (bits >> 20 & 1U)) >> 20) - (120U << 3));
 }
 
+/// Four bits: to nearest even, at most 6 of either sign, which NaN becomes.
+inline std::uint32_t encode_e2m1(float value) {
+  if (std::isnan(value)) return 7;
+  const std::uint32_t sign = std::bit_cast<std::uint32_t>(value) >> 28 & 8U;
+  const float magnitude = std::fmin(std::fabs(value), 6.0F);
+  const float unit = magnitude < 2 ? 0.5F : magnitude < 4 ? 1.0F : 2.0F;
+  const float rounded = std::nearbyint(magnitude / unit) * unit;
+  const auto whole = static_cast<std::uint32_t>(2 * rounded);  // 0, 1, 2, 3, 4, 6, 8 or 12
+  return sign | (whole <= 4 ? whole : whole == 6 ? 5U : whole == 8 ? 6U : 7U);
+}
+
+inline float decode_e2m1(std::uint32_t bits) {
+  constexpr float kMagnitudes[] = {0, 0.5F, 1, 1.5F, 2, 3, 4, 6};
+  return (bits & 8U) != 0 ? -kMagnitudes[bits & 7U] : kMagnitudes[bits & 7U];
+}
+
+/// A power of two; all ones is NaN.
+inline float decode_ue8m0(std::uint32_t bits) {
+  return bits == 0xff ? NAN : std::ldexp(1.0F, static_cast<int>(bits) - 127);
+}
+
 /// Bytes of one element.
 inline std::uint32_t element_bytes(Format format) {
   switch (format) {

@@ -80,6 +80,17 @@ enum class Format : std::uint8_t { f32, tf32, f16, bf16, e4m3, e5m2, s8, u8 };
 void mma(Format format, float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
          Instruction what);
 
+/// One lane of m16n8k64 of e2m1, sums in f32; scales of 16 numbers are e4m3 without sign, of 32 powers of two.
+struct ScaledProduct {
+  float* d;
+  const std::uint32_t* a;
+  std::uint32_t b[2];
+  std::uint32_t a_scales, b_scales;
+  std::uint32_t a_thread, b_thread;  // whose scales count, of each four lanes
+  std::uint32_t group;
+};
+void mma_scaled(const ScaledProduct& own, Instruction what);
+
 // ---- mbarriers ----
 void mbarrier_init(std::uint32_t address, std::uint32_t count, Instruction what);
 void mbarrier_inval(std::uint32_t address, Instruction what);

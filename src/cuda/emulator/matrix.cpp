@@ -2,6 +2,7 @@
 
 #include <array>
 #include <bit>
+#include <numeric>
 
 #include "cuda/emulator/formats.hpp"
 #include "cuda/emulator/instructions.hpp"
@@ -121,6 +122,64 @@ void multiply(const Arguments& arguments, Format format) {
   }
 }
 
+/// Byte g of a register: the scale of group g along k.
+float scale_of(std::uint32_t scales, std::uint32_t g, std::uint32_t group) {
+  const std::uint32_t bits = scales >> (8 * g) & 0xffU;
+  return group == 32 ? decode_ue8m0(bits) : decode_small_float(bits & 0x7fU, 4, 3, false);
+}
+
+/// 64 numbers of e2m1 of a row of a, or of a column of b, each with its scale.
+constexpr std::uint32_t kScaledDepth = 64;
+using ScaledLine = std::array<double, kScaledDepth>;
+
+const ScaledProduct& product_of(const Arguments& arguments, std::uint32_t lane) {
+  return *static_cast<const ScaledProduct*>(arguments[lane]);
+}
+
+/// Row r: its quad's registers 0 and 2, from row 8 on 1 and 3.
+ScaledLine line_of_a(const Arguments& arguments, std::uint32_t row) {
+  const std::uint32_t first_lane = 4 * (row % 8), half = row / 8;
+  const ScaledProduct& any = product_of(arguments, first_lane);
+  const std::uint32_t scales = product_of(arguments, first_lane + 2 * any.a_thread + half).a_scales;
+  ScaledLine line;
+  for (std::uint32_t k = 0; k < kScaledDepth; ++k) {
+    const std::uint32_t word = product_of(arguments, first_lane + k % 32 / 8).a[half + k / 32 * 2];
+    line[k] = double{decode_e2m1(word >> (k % 8 * 4) & 15U)} *
+              double{scale_of(scales, k / any.group, any.group)};
+  }
+  return line;
+}
+
+ScaledLine line_of_b(const Arguments& arguments, std::uint32_t column) {
+  const std::uint32_t first_lane = 4 * column;
+  const ScaledProduct& any = product_of(arguments, first_lane);
+  const std::uint32_t scales = product_of(arguments, first_lane + any.b_thread).b_scales;
+  ScaledLine line;
+  for (std::uint32_t k = 0; k < kScaledDepth; ++k) {
+    const std::uint32_t word = product_of(arguments, first_lane + k % 32 / 8).b[k / 32];
+    line[k] = double{decode_e2m1(word >> (k % 8 * 4) & 15U)} *
+              double{scale_of(scales, k / any.group, any.group)};
+  }
+  return line;
+}
+
+void multiply_scaled(const Arguments& arguments) {
+  std::array<ScaledLine, kRows> a;
+  std::array<ScaledLine, kColumns> b;
+  for (std::uint32_t row = 0; row < kRows; ++row) a[row] = line_of_a(arguments, row);
+  for (std::uint32_t column = 0; column < kColumns; ++column)
+    b[column] = line_of_b(arguments, column);
+  for (std::uint32_t lane = 0; lane < kWarpLanes; ++lane) {
+    float* const d = product_of(arguments, lane).d;
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const ScaledLine& row = a[lane / 4 + i / 2 * 8];
+      const ScaledLine& column = b[2 * (lane % 4) + i % 2];
+      d[i] = static_cast<float>(
+          std::inner_product(row.begin(), row.end(), column.begin(), double{d[i]}));
+    }
+  }
+}
+
 }  // namespace
 
 void ldmatrix(std::uint32_t row, std::uint32_t matrices, bool is_transposed, std::uint32_t* to,
@@ -193,6 +252,16 @@ void mma(Format format, float* d, const std::uint32_t* a, std::uint32_t b0, std:
       [=](Warp& warp, const Arguments& arguments) {
         check_architecture(format, warp, what);
         if (is_converged(warp, what)) multiply(arguments, format);
+      },
+      true);
+}
+
+void mma_scaled(const ScaledProduct& own, Instruction what) {
+  ScaledProduct product = own;
+  machine().meet(
+      what.name, &product, what.site,
+      [=](Warp& warp, const Arguments& arguments) {
+        if (is_converged(warp, what)) multiply_scaled(arguments);
       },
       true);
 }

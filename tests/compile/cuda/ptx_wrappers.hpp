@@ -11,7 +11,8 @@ namespace fovea::cuda {
 
 struct Wrapper {
   const char* function;
-  int architecture;  // the least: 80; 89; 90 (which stands for 90a); 100 (for 100a, and 103a); 103 (for 103a)
+  int architecture;  // the least: 80; 89; 90 (which stands for 90a); 100 (for 100a, and 103a); 103 (for 103a); 120 (for
+  // 120a)
   // sees Args a: f, u, i32 (global), map (TensorMap, from 90 on), s (a shared address), n (an int);
   // from 100 on t, a TmemAddress
   const char* body;
@@ -131,6 +132,11 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"mma_m16n8k32_s8", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k32_s8(d, x, s, a.u[3]); a.f[0] = d[0];", {"IMMA.16832.S8.S8"}},
     {"mma_m16n8k32_e4m3", 89, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k32_e4m3(d, x, s, a.u[3]); a.f[0] = d[0];", {"QMMA.16832.F32.E4M3.E4M3"}},
     {"mma_m16n8k8_tf32", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k8_tf32(d, x, s, a.u[3]); a.f[0] = d[0];", {"HMMA.1688.F32.TF32"}},
+
+    // mma_scaled.cuh
+    {"mma_m16n8k64_e2m1", 120, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}, y[2] = {s, a.u[3]}; mma_m16n8k64_e2m1<GroupScales::ue4m3_of_16, 1, 3>(d, x, y, s, a.u[4]); mma_m16n8k64_e2m1<GroupScales::ue8m0_of_32, 0, 2>(d, x, y, s, a.u[4]); a.f[0] = d[0];",
+     {"OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", "OMMA.SF.16864.F32.E2M1.E2M1.E8"}},
+    {"cvt_e2m1x8", 120, "float x[8]; for (int i = 0; i < 8; ++i) x[i] = a.f[i]; a.u[0] = cvt_e2m1x8(x);", {"F2FP.SATFINITE.E2M1.F32.PACK_AB_MERGE_C"}},
 
     // mbarrier.cuh
     {"mbarrier_init", 90, "mbarrier_init(s, 3);", {"SYNCS.EXCH.64"}},

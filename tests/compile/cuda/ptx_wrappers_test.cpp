@@ -26,6 +26,8 @@ bool is_of_ptx(std::string_view name) {
   return name.starts_with("ptx/") && !name.starts_with("ptx/generated/");
 }
 
+bool has_tensor_memory(int architecture) { return architecture == 100 || architecture == 103; }
+
 std::string prelude(int architecture) {
   std::string text;
   for (const char* file :
@@ -37,8 +39,9 @@ std::string prelude(int architecture) {
          {"mbarrier", "fence", "bulk", "tma", "cluster", "setmaxnreg", "griddepcontrol", "red"}) {
       text += std::string("#include \"ptx/") + file + ".cuh\"\n";
     }
-    text += architecture >= 100 ? "#include \"ptx/tcgen05_ld_st.cuh\"\n"
-                                : "#include \"ptx/generated/wgmma_bf16.cuh\"\n";
+    text += has_tensor_memory(architecture) ? "#include \"ptx/tcgen05_ld_st.cuh\"\n"
+            : architecture == 90            ? "#include \"ptx/generated/wgmma_bf16.cuh\"\n"
+                                            : "#include \"ptx/mma_scaled.cuh\"\n";
   } else {
     text += "struct TensorMap {};\n";
   }
@@ -65,7 +68,7 @@ std::string unit(int architecture) {
         std::string("extern \"C\" __global__ void __launch_bounds__(384, 1) kernel_") +
         wrapper.function +
         "(const __grid_constant__ Args a) {\n  [[maybe_unused]] const SharedAddress s = a.s;\n  ";
-    if (architecture >= 100) text += "[[maybe_unused]] const TmemAddress t{a.s};\n  ";
+    if (has_tensor_memory(architecture)) text += "[[maybe_unused]] const TmemAddress t{a.s};\n  ";
     text += std::string(wrapper.body) + "\n}\n";
   }
   return text;
@@ -97,7 +100,7 @@ TEST_P(PtxWrappers, GiveTheInstructionMeant) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, PtxWrappers, testing::Values(80, 89, 90, 100, 103),
+INSTANTIATE_TEST_SUITE_P(Architectures, PtxWrappers, testing::Values(80, 89, 90, 100, 103, 120),
                          [](const auto& row) { return "sm_" + std::to_string(row.param); });
 
 TEST(PtxWrappersTable, HasEveryFunctionOfDevicePtx) {
