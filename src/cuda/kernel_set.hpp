@@ -24,8 +24,10 @@ namespace fovea::cuda {
 enum class KernelRole : std::uint8_t {
   range_tables,   // bounds of what a mask loads
   clear_counter,  // of row tiles, before they are claimed from it
+  tile_sums,      // of rows, before means of them
   key_mean,       // of keys, where a recipe takes it off
   quantize,       // k and v, where a recipe rounds them
+  block_scores,   // of means of queries, where a recipe takes those off
   main,           // the operation itself
   deep_combine,   // joins splits: many of few rows
   wide_combine,   // or those of many rows

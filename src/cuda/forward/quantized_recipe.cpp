@@ -37,6 +37,11 @@ constexpr Quantization kComputedSums = [] {
 constexpr std::string_view kFieldsThatMatterToSums[] = {
     "v_scales", "smooth_v", "p_codes", "row_sums", "accumulation", "p_max", "v_max", "p_step"};
 
+/// All but those of eight bits, and how products are summed.
+constexpr std::string_view kFieldsThatMatterToFourBits[] = {
+    "qk",       "pv",       "q_scales", "k_scales", "v_scales", "scales", "smooth_q", "smooth_k",
+    "smooth_v", "hadamard", "row_sums", "block_q",  "block_kv", "p_max",  "p_step"};
+
 /// The first of these fields that is another than the kernels'.
 std::optional<Refusal> refuses_field(const Quantization& quant, const Quantization& computed,
                                      std::span<const std::string_view> that_matter) {
@@ -62,6 +67,13 @@ std::optional<Refusal> refuses_recipe(const Quantization& quant) {
   if (auto refusal = refuses_field(quant, computed, kFieldsThatMatter)) return refusal;
   if (!sums_codes(quant)) return std::nullopt;
   return refuses_field(quant, computed, kFieldsThatMatterToSums);
+}
+
+std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant) {
+  if (quant.is_none()) return Refusal{"quant is none; this kernel multiplies codes of four bits"};
+  const bool is_mx = quant.v_scales == ScaleGranularity::group_32;
+  const Quantization computed = parse_quantization(is_mx ? "mxfp4" : "nvfp4");
+  return refuses_field(quant, computed, kFieldsThatMatterToFourBits);
 }
 
 std::optional<Refusal> refuses_coded_sums(const ForwardProblem& f) {

@@ -1,5 +1,5 @@
-// Which recipes the kernels of GPUs compute: `accurate` and `fast`, and what differs from them in fields of no effect.
-// sm90_quantized.hpp and sm80_quantized.hpp are the kernels.
+// Which recipes the kernels of GPUs compute: `accurate` and `fast`, `nvfp4` and `mxfp4`, and what differs from them in
+// fields of no effect. sm90_quantized.hpp, sm80_quantized.hpp and sm120_fp4.hpp are the kernels.
 #pragma once
 
 #include <optional>
@@ -15,6 +15,9 @@ bool sums_codes(const Quantization& quant);
 
 /// None, or one that such kernels do not compute, by the first field that tells.
 std::optional<Refusal> refuses_recipe(const Quantization& quant);
+
+/// The same of kernels that compute `nvfp4` and `mxfp4`.
+std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant);
 
 /// Beside codes of P, which are made of products of codes and summed with those of V.
 std::optional<Refusal> refuses_coded_sums(const ForwardProblem& problem);

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "common/clear_counter.cuh"
-#include "common/range_table.cuh"
 #include "cuda/emulator/tensor_map.hpp"
 #include "cuda/forward/sm100.hpp"
 #include "kernels/blackwell/blackwell_cases.hpp"
+#include "kernels/blackwell/range_tables.hpp"
 #include "problem/forward.hpp"
 #include "sm100/attention_forward.cuh"
 #include "support/launch_memory.hpp"
@@ -42,20 +42,6 @@ const cuda::EmulatedBlackwell& kernel_named(std::string_view name) {
   return *found;
 }
 
-/// In memory of their own, so that no access to them strays into the rest of the workspace; and built.
-void build_tables(const cuda::ForwardPlan& plan, cuda::Sm90Launch& call, Emulation& emulation) {
-  cuda::Captures& captures = call.params.common.captures;
-  for (cuda::CapturedTensorParam& tensor : captures.tensors) tensor.ranges = nullptr;
-  if (plan.range_tables.is_empty()) return;
-  const std::size_t bytes = plan.workspace_bytes - plan.tables_at;
-  const auto tables = emulation.device.buffer<std::byte>("range tables", bytes);
-  call.common.range_tables = plan.range_tables.place(captures, {tables, bytes});
-  const cuda::RangeTableLaunch& launch = call.common.range_tables;
-  emulation.launch({.x = launch.num_groups, .y = launch.num_tables}, 32 * cuda::kRunsPerGroup,
-                   cuda::kRunsPerGroup * sizeof(cuda::RangeEntry),
-                   [&] { cuda::build_range_tables(launch.params); });
-}
-
 cuda::TensorMapParam encode(const cuda::driver::TensorMapSpec& spec, const void* address) {
   return cuda::emulator::encode_tensor_map<cuda::TensorMapParam>(spec, address);
 }
@@ -75,7 +61,7 @@ void run_blackwell(const std::string& label, const AttentionForward& args, Emula
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
   cuda::Sm90Launch call =
       cuda::Sm100Forward::prepare(problem, plan, args, nullptr, workspace, encode);
-  build_tables(plan, call, emulation);
+  build_tables(plan, call.params.common.captures, call.common.range_tables, emulation);
   if (call.has_counter) {
     emulation.launch({.x = 1}, 1, 0,
                      [&] { cuda::clear_counter({.counter = call.params.next_tile}); });

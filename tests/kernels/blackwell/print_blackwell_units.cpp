@@ -1,22 +1,30 @@
-// Writes the kernels of blackwell_cases.hpp as text for the host compiler: print_blackwell_units OUT
+// Writes the kernels of blackwell_cases.hpp and of fp4_cases.hpp as text for the host compiler: print_blackwell_units
+// OUT FP4_OUT
 #include <fmt/format.h>
 
 #include <fstream>
+#include <map>
 #include <string>
 
+#include "cuda/forward/sm120_fp4.hpp"
 #include "kernels/blackwell/blackwell_cases.hpp"
+#include "kernels/blackwell/fp4_cases.hpp"
 #include "kernels/renamed.hpp"
 #include "problem/forward.hpp"
 
-int main(int argc, char** argv) {
-  using namespace fovea;
-  if (argc != 2) return 2;
-  std::ofstream out(argv[1]);
+namespace {
+
+using namespace fovea;
+
+ForwardProblem problem_of_case(const testing::Case& each) {
+  testing::CaseMemory memory(each);
+  return validate(problem_of(memory.args()), "print_blackwell_units");
+}
+
+void print_blackwells(std::ofstream& out) {
   std::string table;
   for (const testing::Case& each : testing::blackwell_cases()) {
-    testing::CaseMemory memory(each);
-    const cuda::ForwardPlan plan = testing::blackwell_plan(
-        each.label, validate(problem_of(memory.args()), "print_blackwell_units"));
+    const cuda::ForwardPlan plan = testing::blackwell_plan(each.label, problem_of_case(each));
     const std::string mods = "Mods_" + each.label;
     out << fmt::format("#include \"{}\"\nnamespace fovea::cuda {{\n{}\n{}}}\n",
                        plan.program->include, testing::renamed(plan.program->mods, "Mods", mods),
@@ -31,5 +39,40 @@ int main(int argc, char** argv) {
       "namespace fovea::cuda {{\ninline constexpr EmulatedBlackwell kBlackwells[] = "
       "{{\n{}}};\n}}\n",
       table);
-  return out ? 0 : 1;
+}
+
+/// Cases that differ in nothing that kernels are compiled for share them.
+void print_fp4s(std::ofstream& out) {
+  std::string table;
+  std::map<std::string, std::string> first_of;
+  for (const testing::Case& each : testing::fp4_cases()) {
+    const cuda::ForwardPlan plan = testing::fp4_plan(each.label, problem_of_case(each));
+    const auto& spec = plan.spec.as<cuda::Fp4ForwardSpec>();
+    const std::string& first =
+        first_of.try_emplace(plan.spec.print() + plan.program->mods, each.label).first->second;
+    if (first == each.label) {
+      out << fmt::format("#include \"{}\"\nnamespace fovea::cuda {{\n{}\n{}\n{}}}\n",
+                         plan.program->include,
+                         testing::renamed(plan.program->mods, "Mods", "Mods_" + first),
+                         plan.spec.print("spec_" + first),
+                         cuda::print_spec(cuda::fp4_rounding_spec(spec), "rounding_" + first));
+    }
+    table += fmt::format(
+        "  {{\"{0}\", sm120::attention_fp4<spec_{1}, Mods_{1}>, {{sm120::sum_tiles<rounding_{1}>, "
+        "sm120::mean_of_keys<rounding_{1}>, sm120::round_to_fp4<rounding_{1}>, "
+        "sm120::block_scores<rounding_{1}>}}}},\n",
+        each.label, first);
+  }
+  out << fmt::format(
+      "namespace fovea::cuda {{\ninline constexpr EmulatedFp4 kFp4s[] = {{\n{}}};\n}}\n", table);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  std::ofstream blackwells(argv[1]), fp4s(argv[2]);
+  print_blackwells(blackwells);
+  print_fp4s(fp4s);
+  return blackwells && fp4s ? 0 : 1;
 }

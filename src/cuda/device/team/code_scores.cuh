@@ -14,8 +14,8 @@
 #pragma once
 
 #include "common/code_units.cuh"
-#include "common/element.cuh"
 #include "common/float_constants.cuh"
+#include "common/given_product.cuh"
 #include "common/row_view.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/cp_async.cuh"
@@ -179,7 +179,8 @@ struct CodeScores<spec, true> {
           row_of(team, i, at / 2 % 2).scale == 0.0F || (keys.unrounded >> bit & 1U) != 0;
       if (!ptx::vote_any(is_mine)) continue;
       const RowView<spec> row(team.p, work, team.my_row(i, at / 2 % 2));
-      const float product = given_product(row, begin + of_tile);
+      const float product =
+          given_product(row, begin + of_tile, rounded->q, rounded->k, rounded->head_dim);
       const int mine = is_mine ? at : -1;
 #pragma unroll
       for (int k = 0; k < T::kRowBlocks * T::kKeyBlocks * 4; ++k) {
@@ -187,30 +188,6 @@ struct CodeScores<spec, true> {
         score = k == mine ? product : score;
       }
     }
-  }
-
-  /// q · k of a row and a key; of the last ones where they do not exist.
-  FOVEA_DEVICE_MEMBER float given_product(const RowView<spec>& row, std::int32_t key) const {
-    const BshdParam &q = rounded->q, &k = rounded->k;
-    const Sequence& sequence = row.work.sequence;
-    const std::int32_t q_idx = least(row.q_idx, sequence.seqlen_q - 1);
-    const std::int32_t kv_idx = least(key, sequence.seqlen_kv - 1);
-    const std::int64_t q_at = sequence.q_batch * q.batch_stride + row.q_head * q.head_stride +
-                              (sequence.q_row + q_idx) * q.row_stride;
-    const std::int64_t k_at = sequence.kv_batch * k.batch_stride +
-                              row.work.kv_head * k.head_stride +
-                              (sequence.kv_row + kv_idx) * k.row_stride;
-    const auto* q_row = static_cast<const std::uint16_t*>(q.data) + q_at;
-    const auto* k_row = static_cast<const std::uint16_t*>(k.data) + k_at;
-    float sum = 0;
-#pragma unroll 1
-    for (std::int32_t d = 0; d < rounded->head_dim; ++d) {
-      sum = ptx::fma_rn(load_element(q_row, spec.element, 0), load_element(k_row, spec.element, 0),
-                        sum);
-      q_row += q.col_stride;
-      k_row += k.col_stride;
-    }
-    return sum;
   }
 };
 

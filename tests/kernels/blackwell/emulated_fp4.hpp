@@ -1,0 +1,20 @@
+// The kernels of fp4_cases.hpp, compiled by the host compiler, by name; and calls by them under the emulator.
+#pragma once
+
+#include <string>
+
+#include "fovea/attention.hpp"
+
+#include "cuda/forward/sm120_fp4.hpp"
+#include "kernels/emulated_device.hpp"
+
+namespace fovea::testing {
+
+/// The call as the host launches it on a device, by the kernels of this case.
+void run_fp4(const std::string& label, const AttentionForward& args, Emulation& emulation);
+
+/// The kernels before attention alone. `workspace` is the emulation's, and stays.
+cuda::Fp4Launch run_fp4_rounding(const std::string& label, const AttentionForward& args,
+                                 Emulation& emulation);
+
+}  // namespace fovea::testing
