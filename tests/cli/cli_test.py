@@ -636,6 +636,20 @@ class Reports(CommandTest):
         self.assertEqual(json.loads(result.stdout)["kernel"], "cpu/attention_forward")
         self.expect(self.run_fovea("explain", "--q", "q.npy", "--seqlen-q", "3"), 2, "shapes stand beside files")
 
+    def test_explain_of_gpus_that_are_not_here(self):
+        words = ("explain", "--seqlen-q", "4096", "--num-heads-q", "8", "--head-dim", "128", "--dtype", "bf16")
+        plan = self.run_fovea(*words, "--quant", "nvfp4", "--arch", "sm_120a", "--json")
+        self.expect(plan, 0)
+        found = json.loads(plan.stdout)
+        self.assertEqual((found["kernel"], found["target"]), ("cuda/sm120/attention_fp4", "sm_120a"))
+        refused = self.run_fovea(*words, "--quant", "nvfp4", "--arch", "sm_100a")
+        self.expect(refused, 3)
+        self.assertIn("compute capability 10.0; expected 12.0 or 12.1, whose warps multiply four bits", refused.stdout)
+        self.expect(self.run_fovea(*words, "--arch", "sm_1"), 2, "--arch")
+        self.expect(self.run_fovea(*words, "--arch", "sm_90a", "--device", "cuda"), 2, "--device")
+        self.expect(self.run_fovea(*words, "--arch", "sm_90a", "--backward"), 2, "--backward")
+        self.expect(self.run_fovea(*words, "--arch", "sm_90a", "--accuracy", "0.1"), 2, "--quant")
+
     def test_what_cannot_run_here_is_exit_code_3(self):
         reasons = {t["name"]: t.get("reason") for t in json.loads(self.run_fovea("doctor", "--json").stdout)["targets"]}
         missing = next(name for name, reason in reasons.items() if reason)
