@@ -78,13 +78,4 @@ void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::Forw
   emulation.launched.erase(emulation.launched.end() - (is_first ? 1 : 2));
 }
 
-void launch_forward(const Run& run, const cuda::ForwardPlan& plan, cuda::ForwardLaunch& call,
-                    Emulation& emulation) {
-  build_tables(plan, call, emulation);
-  emulation.launch(call.grid, call.num_threads, plan.shared_bytes,
-                   [&] { cuda::forward_named(run.label)(call.params); });
-  if (plan.spec->is_split) join_splits(run, plan, call, emulation);
-  clear_rows(call, emulation);
-}
-
 }  // namespace fovea::testing

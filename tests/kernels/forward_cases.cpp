@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "kernels/choice_cases.hpp"
+#include "problem/decode.hpp"
+#include "problem/forward.hpp"
 #include "support/features.hpp"
 
 namespace fovea::testing {
@@ -590,6 +592,18 @@ std::vector<NamedCacheCase> kernel_cache_cases() {
           {"paged_prefill", prefill},
           {"paged_decode_f32", plain},
           {"paged_latent", latent}};
+}
+
+ForwardProblem problem_of_case(const Case& each) {
+  CaseMemory memory(each);
+  return validate(problem_of(memory.args()), "test");
+}
+
+ForwardProblem problem_of_cache(const CacheCase& each) {
+  CacheMemory memory(each);
+  const AttentionDecode args = memory.args();
+  return validate_decode_problem(decode_problem(args, longest(each), 1, "test"), cache_layout(args),
+                                 "test");
 }
 
 }  // namespace fovea::testing

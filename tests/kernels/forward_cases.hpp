@@ -58,6 +58,10 @@ Case short_case(const char* label, Lengths lengths, std::int64_t head_dim);
 inline constexpr std::int64_t kMostPacked = 128, kMostHopperPacked = 208;
 ForwardProblem planned_for_short(ForwardProblem problem, std::int64_t most_packed);
 
+/// As they are planned for.
+ForwardProblem problem_of_case(const Case& each);
+ForwardProblem problem_of_cache(const CacheCase& each);
+
 struct NamedCacheCase {
   std::string label;
   CacheCase problem;

@@ -272,18 +272,6 @@ TEST(SmMargin, ChangesNoBit) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedForwards, ::testing::ValuesIn(kernel_cases()),
                          [](const auto& each) { return each.param.label; });
 
-void expect_cache_equals_oracle(const NamedCacheCase& each, Runner run,
-                                const cuda::DeviceTraits& device, Emulation& emulation) {
-  const CacheCase& problem = each.problem;
-  CacheMemory memory(problem);
-  const AttentionDecode decode = memory.args();
-  const CacheCall call(problem, decode);
-  if (problem.appends()) append_to_cache({.cache = decode.cache, .append = call.append});
-  run(call.on(each.label, device), emulation);
-  EXPECT_EQ(emulation.findings, "");
-  expect_sequences_equal_oracle(problem, memory, decode);
-}
-
 /// Around the lanes of a warp, which count sequences, and around twice as many; 257 are among the cases.
 void expect_many_sequences(const std::string& label, const std::vector<Case>& cases, Runner run,
                            const cuda::DeviceTraits& device) {

@@ -9,7 +9,6 @@
 #include "kernels/choice_cases.hpp"
 #include "kernels/forward_cases.hpp"
 #include "kernels/renamed.hpp"
-#include "problem/decode.hpp"
 #include "problem/forward.hpp"
 
 namespace {
@@ -34,38 +33,28 @@ void print_hopper(const std::string& label, const ForwardProblem& problem, std::
   print(label, testing::plan_of(label, problem, cuda::typical_device(9, 0)), out, table);
 }
 
-ForwardProblem problem_of_case(const testing::Case& each) {
-  testing::CaseMemory memory(each);
-  return validate(problem_of(memory.args()), "print_forward_units");
-}
-
-ForwardProblem problem_of_cache(const testing::CacheCase& each) {
-  constexpr const char* kWhere = "print_forward_units";
-  testing::CacheMemory memory(each);
-  const AttentionDecode args = memory.args();
-  return validate_decode_problem(decode_problem(args, testing::longest(each), 1, kWhere),
-                                 cache_layout(args), kWhere);
-}
-
 void print_forwards(std::ofstream& out) {
   std::string table;
   const cuda::DeviceTraits ampere = cuda::typical_device(8, 0);
   const cuda::DeviceTraits hopper = cuda::typical_device(9, 0);
   for (const auto& each : testing::kernel_cases())
-    print(each.label, testing::plan_of(each.label, problem_of_case(each), ampere), out, table);
+    print(each.label, testing::plan_of(each.label, testing::problem_of_case(each), ampere), out,
+          table);
   for (const auto& each : testing::kernel_cache_cases())
-    print(each.label, cuda::choose_forward(problem_of_cache(each.problem), ampere), out, table);
+    print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), ampere), out,
+          table);
   for (const auto& each : testing::short_cases()) {
     const ForwardProblem problem =
-        testing::planned_for_short(problem_of_case(each), testing::kMostPacked);
+        testing::planned_for_short(testing::problem_of_case(each), testing::kMostPacked);
     print(each.label, testing::plan_of(each.label, problem, hopper), out, table);
   }
   std::string decodes;
   for (const auto& each : testing::decode_cases())
-    print(each.label, testing::plan_of(each.label, problem_of_case(each), hopper), out, decodes);
-  for (const auto& each : testing::decode_cache_cases())
-    print(each.label, testing::plan_of(each.label, problem_of_cache(each.problem), hopper), out,
+    print(each.label, testing::plan_of(each.label, testing::problem_of_case(each), hopper), out,
           decodes);
+  for (const auto& each : testing::decode_cache_cases())
+    print(each.label, testing::plan_of(each.label, testing::problem_of_cache(each.problem), hopper),
+          out, decodes);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n"
       "inline constexpr EmulatedDecode kDecodes[] = {{\n{}}};\n}}\n",
@@ -77,12 +66,13 @@ void print_hoppers(std::ofstream& out) {
   for (const auto& cases :
        {testing::hopper_cases(), testing::hopper_cp_async_cases(), testing::hopper_f32_out_cases(),
         testing::hopper_selection_cases(), testing::hopper_few_rows_cases()}) {
-    for (const auto& each : cases) print_hopper(each.label, problem_of_case(each), out, table);
+    for (const auto& each : cases)
+      print_hopper(each.label, testing::problem_of_case(each), out, table);
   }
   for (const auto& cases : {testing::hopper_cache_cases(), testing::hopper_copied_cache_cases(),
                             testing::hopper_few_rows_cache_cases()}) {
     for (const auto& each : cases)
-      print_hopper(each.label, problem_of_cache(each.problem), out, table);
+      print_hopper(each.label, testing::problem_of_cache(each.problem), out, table);
   }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kHoppers[] = {{\n{}}};\n}}\n",
@@ -99,7 +89,7 @@ void print_latents(std::ofstream& out) {
         out, table);
   }
   for (const auto& each : testing::latent_cache_cases())
-    print_hopper(each.label, problem_of_cache(each.problem), out, table);
+    print_hopper(each.label, testing::problem_of_cache(each.problem), out, table);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedLatent kLatents[] = {{\n{}}};\n}}\n",
       table);
@@ -109,7 +99,7 @@ void print_hopper_shorts(std::ofstream& out) {
   std::string table;
   for (const auto& each : testing::hopper_short_cases()) {
     const ForwardProblem problem =
-        testing::planned_for_short(problem_of_case(each), testing::kMostHopperPacked);
+        testing::planned_for_short(testing::problem_of_case(each), testing::kMostHopperPacked);
     print(each.label, testing::plan_of(each.label, problem, testing::small_hopper()), out, table);
   }
   out << fmt::format(
@@ -123,7 +113,8 @@ void print_codeds(std::ofstream& out) {
   const cuda::DeviceTraits ampere = cuda::typical_device(8, 0);
   for (const auto& cases : {testing::coded_cache_cases(), testing::coded_decode_cases()}) {
     for (const auto& each : cases)
-      print(each.label, cuda::choose_forward(problem_of_cache(each.problem), ampere), out, table);
+      print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), ampere), out,
+            table);
   }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedCoded kCodeds[] = {{\n{}}};\n}}\n",
@@ -135,9 +126,10 @@ void print_amds(std::ofstream& out) {
   std::string table;
   const cuda::DeviceTraits device = cuda::typical_amd_device(0x942);
   for (const auto& each : testing::amd_cases())
-    print(each.label, cuda::choose_forward(problem_of_case(each), device), out, table);
+    print(each.label, cuda::choose_forward(testing::problem_of_case(each), device), out, table);
   for (const auto& each : testing::amd_cache_cases())
-    print(each.label, cuda::choose_forward(problem_of_cache(each.problem), device), out, table);
+    print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), device), out,
+          table);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
       table);
@@ -146,11 +138,12 @@ void print_amds(std::ofstream& out) {
 void print_quantizeds(std::ofstream& out) {
   std::string table;
   for (const auto& each : testing::hopper_quantized_cases())
-    print_hopper(each.label, problem_of_case(each), out, table);
+    print_hopper(each.label, testing::problem_of_case(each), out, table);
   std::string rounded;
   for (const auto& each : testing::sm80_quantized_cases()) {
     const cuda::DeviceTraits device = testing::rounding_device(each.quant);
-    print(each.label, testing::plan_of(each.label, problem_of_case(each), device), out, rounded);
+    print(each.label, testing::plan_of(each.label, testing::problem_of_case(each), device), out,
+          rounded);
   }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kQuantizeds[] = {{\n{}}};\n"

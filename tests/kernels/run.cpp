@@ -1,6 +1,9 @@
 #include "kernels/run.hpp"
 
+#include <gtest/gtest.h>
+
 #include "problem/decode.hpp"
+#include "support/kernel_compare.hpp"
 
 namespace fovea::testing {
 
@@ -30,5 +33,17 @@ CacheCall::CacheCall(const AttentionDecode& decode, std::int64_t most_keys)
                                       cache_layout(decode), "test")),
       append(appended_by(decode)),
       cache(grown_cache(decode.cache, append)) {}
+
+void expect_cache_equals_oracle(const NamedCacheCase& each, Runner run,
+                                const cuda::DeviceTraits& device, Emulation& emulation) {
+  const CacheCase& problem = each.problem;
+  CacheMemory memory(problem);
+  const AttentionDecode decode = memory.args();
+  const CacheCall call(problem, decode);
+  if (problem.appends()) append_to_cache({.cache = decode.cache, .append = call.append});
+  run(call.on(each.label, device), emulation);
+  EXPECT_EQ(emulation.findings, "");
+  expect_sequences_equal_oracle(problem, memory, decode);
+}
 
 }  // namespace fovea::testing

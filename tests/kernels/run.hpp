@@ -45,4 +45,8 @@ struct CacheCall {
   }
 };
 
+/// The call of a case, behind what it appends.
+void expect_cache_equals_oracle(const NamedCacheCase& each, Runner run,
+                                const cuda::DeviceTraits& device, Emulation& emulation);
+
 }  // namespace fovea::testing
