@@ -84,24 +84,7 @@ std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTrait
   const std::int64_t packed_keys = f.is_cached ? 0 : f.problem.k.shape[0];
   if (f.is_varlen && std::max(f.total_q, packed_keys) > std::int64_t{0x7fffffff})
     return Refusal{"more than 2^31 packed rows"};
-  if (f.is_cached && !has_few_rows(f) && f.seqlen_q < kRowsOfGroup) {
-    return Refusal{
-        fmt::format("seqlen_q is {}; expected at least {} beside a cache, fewer leave "
-                    "most of a tile of one head empty",
-                    f.seqlen_q, kRowsOfGroup)};
-  }
-  return std::nullopt;
-}
-
-/// Places in pages are found by shifts.
-std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
-  const std::int64_t page_size = f.cache.page_size;
-  if (f.is_paged && (page_size < kFewestRowsOfBox ||
-                     !std::has_single_bit(static_cast<std::uint64_t>(page_size)))) {
-    return Refusal{fmt::format("page_size is {}; expected a power of two from {} on", page_size,
-                               kFewestRowsOfBox)};
-  }
-  return refuses_boxes(f, "tile");
+  return refuses_few_queries(f);
 }
 
 /// What cp.async cannot copy by 16 bytes: by elements mma.sync's kernel, whose warps all copy, is three times as fast
@@ -199,6 +182,24 @@ std::vector<Sm90ForwardSpec> alternatives_for_many_rows(const Sm90ForwardSpec& c
 
 }  // namespace
 
+std::optional<Refusal> refuses_few_queries(const ForwardProblem& f) {
+  if (!f.is_cached || has_few_rows(f) || f.seqlen_q >= kRowsOfGroup) return std::nullopt;
+  return Refusal{
+      fmt::format("seqlen_q is {}; expected at least {} beside a cache, fewer leave "
+                  "most of a tile of one head empty",
+                  f.seqlen_q, kRowsOfGroup)};
+}
+
+std::optional<Refusal> refuses_cache_tiles(const ForwardProblem& f) {
+  const std::int64_t page_size = f.cache.page_size;
+  if (f.is_paged && (page_size < kFewestRowsOfBox ||
+                     !std::has_single_bit(static_cast<std::uint64_t>(page_size)))) {
+    return Refusal{fmt::format("page_size is {}; expected a power of two from {} on", page_size,
+                               kFewestRowsOfBox)};
+  }
+  return refuses_boxes(f, "tile");
+}
+
 std::optional<Refusal> Sm90Forward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_many_rows(f, device)) return refusal;
   return has_few_rows(f) ? refuses_few_rows(f) : std::nullopt;
@@ -207,7 +208,7 @@ std::optional<Refusal> Sm90Forward::refuses(const ForwardProblem& f, const Devic
 std::optional<Refusal> Sm90Forward::refuses_many_rows(const ForwardProblem& f,
                                                       const DeviceTraits& device) {
   if (auto refusal = refuses_hopper(f, device)) return refusal;
-  if (auto refusal = refuses_cache(f)) return refusal;
+  if (auto refusal = refuses_cache_tiles(f)) return refusal;
   const Problem& p = f.problem;
   std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
   if (why.empty() && stores_by_tma(f)) why = why_no_tensor_maps({{"out", &p.out}});
@@ -340,6 +341,18 @@ Sm90Launch persistent_launch(const Sm90ForwardSpec& spec, const ForwardProblem& 
   return launch;
 }
 
+void place_tensor_maps(const Sm90ForwardSpec& spec, std::int64_t group_rows,
+                       const Operands& tensors, const TensorMapEncoder& encode,
+                       Sm90ForwardParams& params) {
+  const std::int32_t panel = sm90_panel_elements(spec);
+  params.q = spec.heads_per_tile == 1
+                 ? tensor_map(encode, tensors.q, group_rows, panel)
+                 : tensor_map_of_heads(encode, tensors.q, spec.tile_q / spec.heads_per_tile,
+                                       spec.heads_per_tile);
+  params.k = tensor_map(encode, tensors.keys_or_queries(tensors.k), params.rows_per_box, panel);
+  params.v = tensor_map(encode, tensors.keys_or_queries(tensors.v), params.rows_per_box, panel);
+}
+
 Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
                                 const AttentionForward& args, const GrownCache* cache,
                                 void* workspace, const TensorMapEncoder& encode) {
@@ -348,17 +361,10 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
   Sm90Launch launch = persistent_launch(spec, problem, plan, args, cache, workspace);
   if (launch.common.grid.x == 0) return launch;
   if (!spec.loads_by_cp_async) {
-    const std::int32_t panel = sm90_panel_elements(spec);
-    launch.params.q =
-        spec.heads_per_tile == 1
-            ? tensor_map(encode, tensors.q, kRowsOfGroup, panel)
-            : tensor_map_of_heads(encode, tensors.q, spec.tile_q / spec.heads_per_tile,
-                                  spec.heads_per_tile);
-    const std::int32_t rows_per_box = launch.params.rows_per_box;
-    launch.params.k = tensor_map(encode, tensors.keys_or_queries(tensors.k), rows_per_box, panel);
-    launch.params.v = tensor_map(encode, tensors.keys_or_queries(tensors.v), rows_per_box, panel);
-    if (stores_by_tma(problem))
-      launch.params.out = tensor_map(encode, tensors.out, kRowsOfGroup, panel);
+    place_tensor_maps(spec, kRowsOfGroup, tensors, encode, launch.params);
+    if (stores_by_tma(problem)) {
+      launch.params.out = tensor_map(encode, tensors.out, kRowsOfGroup, sm90_panel_elements(spec));
+    }
   }
   return launch;
 }

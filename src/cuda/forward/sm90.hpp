@@ -47,6 +47,15 @@ struct Sm90Launch {
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
 
+/// Of kernels whose roles load tiles by TMA: many rows, but few of each head, beside a cache; caches whose tiles are
+/// not read, as places in pages are found by shifts.
+std::optional<Refusal> refuses_few_queries(const ForwardProblem& problem);
+std::optional<Refusal> refuses_cache_tiles(const ForwardProblem& problem);
+/// Their tensor maps: of Q in boxes of a group's rows, or of the heads that share a tile; of K and V in boxes of keys.
+void place_tensor_maps(const Sm90ForwardSpec& spec, std::int64_t group_rows,
+                       const Operands& tensors, const TensorMapEncoder& encode,
+                       Sm90ForwardParams& params);
+
 /// All of a call of a kernel whose CTAs stay on their SMs but its tensor maps. `spec`: the plan's, or what it adds to.
 Sm90Launch persistent_launch(const Sm90ForwardSpec& spec, const ForwardProblem& problem,
                              const ForwardPlan& plan, const AttentionForward& args,

@@ -18,20 +18,31 @@ namespace {
 
 struct Form {
   const char* name;
-  std::int64_t head_dim;
+  std::int64_t head_dim_qk, head_dim_v;
   int minor;  // of compute capability 10
   float dropout = 0;
+  Dtype out_dtype = Dtype::bf16;
+  std::int64_t seqlen_q = 4096, num_heads_kv = 16;
+  bool is_paged = false;
 };
 
 void PrintTo(const Form& form, std::ostream* out) { *out << form.name; }
 
 ForwardPlan plan_of(const Form& form) {
+  const auto tensor = [](std::int64_t rows, std::int64_t heads, std::int64_t head_dim) {
+    return make_spec(Dtype::bf16, std::array<std::int64_t, 4>{4, rows, heads, head_dim});
+  };
   Problem problem;
-  problem.q = problem.k = problem.v =
-      make_spec(Dtype::bf16, std::array<std::int64_t, 4>{4, 4096, 16, form.head_dim});
+  problem.q = tensor(form.seqlen_q, 16, form.head_dim_qk);
+  problem.k = tensor(4096, form.num_heads_kv, form.head_dim_qk);
+  problem.v = tensor(4096, form.num_heads_kv, form.head_dim_v);
+  problem.out = tensor(form.seqlen_q, 16, form.head_dim_v);
+  problem.out.dtype = form.out_dtype;
   problem.mask = causal();
   problem.dropout.p = form.dropout;
-  const ForwardProblem f = validate(problem, "test");
+  ForwardProblem f = validate(problem, "test");
+  f.is_cached = f.is_paged = form.is_paged;
+  f.cache = {.page_size = 16, .has_aligned_rows = true};
   const DeviceTraits device = typical_device(10, form.minor);
   return plan_choice(f, device,
                      {&candidate_named(Sm100Forward::kName), Sm100Forward::choose(f, device)});
@@ -49,16 +60,32 @@ TEST_P(BlackwellSpecs, SpillNothingAndMultiplyAsPlanned) {
   EXPECT_LE(cubin.report.compile_ms, 6000);  // on a busy machine; alone a third of it
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-  // Scores of two groups, of a first kv tile and of all others; sums of two groups.
-  const int scores = plan.spec->head_dim_qk / 16;
-  EXPECT_EQ(count(*code, "UTCHMMA"), 2 * (2 * scores + plan.spec->tile_kv / 16));
+  // Of each group scores, of a first kv tile and of all others, and sums.
+  const auto& spec = plan.spec.as<Sm100ForwardSpec>();
+  EXPECT_EQ(count(*code, "UTCHMMA"),
+            sm100_groups(spec) * (2 * spec.head_dim_qk / 16 + spec.tile_kv / 16));
   // Scores come in four loads, P goes in four stores: of a step, and of one that is done again.
   EXPECT_EQ(count(*code, "STTM.x16"), form.dropout > 0 ? 4 : 8);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BlackwellSpecs,
-                         ::testing::Values(Form{"causal_128", 128, 0}, Form{"causal_96_103", 96, 3},
-                                           Form{"dropout_128", 128, 0, 0.1F}),
+                         ::testing::Values(Form{"causal_128", 128, 128, 0},
+                                           Form{"causal_96_103", 96, 96, 3},
+                                           Form{"dropout_128", 128, 128, 0, 0.1F},
+                                           Form{.name = "f32_out_64",
+                                                .head_dim_qk = 64,
+                                                .head_dim_v = 64,
+                                                .minor = 0,
+                                                .out_dtype = Dtype::f32},
+                                           Form{"causal_192_128", 192, 128, 0},
+                                           Form{"causal_256_103", 256, 256, 3},
+                                           Form{.name = "few_rows_of_pages_128",
+                                                .head_dim_qk = 128,
+                                                .head_dim_v = 128,
+                                                .minor = 0,
+                                                .seqlen_q = 2,
+                                                .num_heads_kv = 2,
+                                                .is_paged = true}),
                          [](const auto& each) { return std::string(each.param.name); });
 
 }  // namespace

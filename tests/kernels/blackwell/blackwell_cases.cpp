@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <string_view>
 #include <utility>
 
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/sm100.hpp"
-#include "kernels/forward_cases.hpp"
 
 namespace fovea::testing {
 namespace {
@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kHopper = "hopper_";
 constexpr std::string_view kAwaiting = "awaiting";
 
-constexpr std::array<std::string_view, 15> kShort = {
+constexpr std::array<std::string_view, 25> kShort = {
     "blackwell_parts_d64",         // parts of keys and rows, GQA, sinks
     "blackwell_infinite_cap",      // passes
     "blackwell_extreme_line",      // scores beyond the range of logarithms
@@ -23,23 +23,37 @@ constexpr std::array<std::string_view, 15> kShort = {
     "blackwell_causal_d96",        // panels of 32
     "blackwell_small_values_d64",  // the pass `low`
     "blackwell_unequal_narrow",    // padded, head dims unequal, a window
-    "blackwell_climbing_row_max", "blackwell_no_keys", "blackwell_dropout",
+    "blackwell_climbing_row_max", "blackwell_no_keys",          "blackwell_dropout",
     "blackwell_descending_d64",  // which climbs as the walk goes: sums are scaled
     "blackwell_f32_out",         // by elements
     "blackwell_packed_d64",      // rows without keys, trailing rows, i64
     "blackwell_rows_awaiting",   // row tiles behind each other in one CTA, by the ISA's text
-    "blackwell_causal_d128"};
+    "blackwell_causal_d128",
+    "blackwell_unequal_padded",  // one group, two buffers; head dims 192, 128
+    "blackwell_causal_d256",     // one buffer
+    "blackwell_rows_54_window",   "blackwell_rows_24_infinite", "blackwell_rows_20_dropout",
+    "blackwell_pages_of_8",       // many rows against a cache, one group
+    "blackwell_packed_pages",     // two, of some sequences
+    "blackwell_few_pages_of_16",  // splits, one and several
+    "blackwell_few_slots_nan",    // behind the keys, and among them
+    "blackwell_few_packed_slots"};
+
+/// Those of Hopper's matrix that have an entry here, too.
+template <class Named>
+void add_of_hopper(std::vector<Named> from, std::string Named::*label, std::vector<Named>& to) {
+  for (Named& each : from) {
+    if (!(each.*label).starts_with(kHopper)) continue;
+    each.*label = "blackwell_" + (each.*label).substr(kHopper.size());
+    to.push_back(std::move(each));
+  }
+}
 
 }  // namespace
 
 std::vector<Case> blackwell_cases() {
   std::vector<Case> cases;
-  for (Case& each : hopper_cases()) {
-    if (!each.label.starts_with(kHopper)) continue;
-    if (std::max(each.head_dim_qk, each.head_dim_v) > 128) continue;
-    each.label = "blackwell_" + each.label.substr(kHopper.size());
-    cases.push_back(std::move(each));
-  }
+  add_of_hopper(hopper_cases(), &Case::label, cases);
+  add_of_hopper(hopper_few_rows_cases(), &Case::label, cases);
   const auto like = [&](std::string_view label, const char* as) {
     Case copy = *std::ranges::find(cases, label, &Case::label);
     copy.label = as;
@@ -55,6 +69,13 @@ std::vector<Case> blackwell_cases() {
   cases.push_back(rows);
   rows.label = "blackwell_rows";
   cases.push_back(std::move(rows));
+  return cases;
+}
+
+std::vector<NamedCacheCase> blackwell_cache_cases() {
+  std::vector<NamedCacheCase> cases;
+  add_of_hopper(hopper_cache_cases(), &NamedCacheCase::label, cases);
+  add_of_hopper(hopper_few_rows_cache_cases(), &NamedCacheCase::label, cases);
   return cases;
 }
 

@@ -1,4 +1,5 @@
-// The problems that Blackwell's forward kernel is run on under the emulator: those of Hopper's that it takes.
+// The problems that Blackwell's forward kernel is run on under the emulator: those of Hopper's that it takes, few rows
+// and caches among them.
 #pragma once
 
 #include <string>
@@ -6,13 +7,15 @@
 #include <vector>
 
 #include "cuda/forward/attention_forward.hpp"
+#include "kernels/forward_cases.hpp"
 #include "problem/forward.hpp"
-#include "support/case.hpp"
 
 namespace fovea::testing {
 
 /// Each with a label that is a name in C++.
 std::vector<Case> blackwell_cases();
+
+std::vector<NamedCacheCase> blackwell_cache_cases();
 
 /// Those that every run of the tests takes: each feature once.
 bool is_short_blackwell(std::string_view label);

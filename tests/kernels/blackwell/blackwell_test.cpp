@@ -20,7 +20,7 @@ TEST_P(EmulatedBlackwells, EqualTheOracle) {
   const Case& problem = GetParam();
   for_each_landing([&](Emulation& emulation) {
     expect_kernel_equals_oracle(problem, [&](const AttentionForward& args) {
-      run_blackwell(problem.label, args, emulation);
+      run_args(run_blackwell, problem.label, args, cuda::typical_device(10, 0), emulation);
     });
     if (problem.has_infinite_values || problem.has_huge_value) {
       EXPECT_GT(emulation.num_redone, 0);
@@ -28,15 +28,29 @@ TEST_P(EmulatedBlackwells, EqualTheOracle) {
   });
 }
 
+class EmulatedBlackwellCaches : public ::testing::TestWithParam<NamedCacheCase> {};
+
+TEST_P(EmulatedBlackwellCaches, EqualTheOracle) {
+  for_each_landing([](Emulation& emulation) {
+    expect_cache_equals_oracle(GetParam(), run_blackwell, cuda::typical_device(10, 0), emulation);
+    if (!GetParam().problem.packed_q.empty()) return;  // queries of nobody are NaN
+    EXPECT_EQ(emulation.num_redone > 0, GetParam().problem.nan_key >= 0)
+        << "what lies behind the last key is no reason to compute again";
+  });
+}
+
 /// All of them where tests may take long.
-std::vector<Case> cases_to_run() {
-  std::vector<Case> cases = blackwell_cases();
+template <class Named>
+std::vector<Named> to_run(std::vector<Named> cases) {
   if (times_longer() == 1)
-    std::erase_if(cases, [](const Case& each) { return !is_short_blackwell(each.label); });
+    std::erase_if(cases, [](const Named& each) { return !is_short_blackwell(each.label); });
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EmulatedBlackwells, ::testing::ValuesIn(cases_to_run()),
+INSTANTIATE_TEST_SUITE_P(All, EmulatedBlackwells, ::testing::ValuesIn(to_run(blackwell_cases())),
+                         [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(All, EmulatedBlackwellCaches,
+                         ::testing::ValuesIn(to_run(blackwell_cache_cases())),
                          [](const auto& each) { return each.param.label; });
 
 }  // namespace

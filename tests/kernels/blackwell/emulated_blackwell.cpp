@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "common/clear_counter.cuh"
+#include "common/clear_rows.cuh"
+#include "common/range_table.cuh"
 #include "cuda/emulator/tensor_map.hpp"
 #include "cuda/forward/sm100.hpp"
 #include "kernels/blackwell/blackwell_cases.hpp"
-#include "kernels/blackwell/range_tables.hpp"
-#include "problem/forward.hpp"
+#include "kernels/emulated_forward.hpp"
+#include "kernels/emulation_steps.hpp"
 #include "sm100/attention_forward.cuh"
-#include "support/launch_memory.hpp"
 
 namespace fovea::cuda {
 
@@ -28,6 +29,13 @@ struct EmulatedBlackwell {
 
 // Written by print_blackwell_units from blackwell_cases.hpp.
 #include "blackwell_units.inc"
+
+namespace fovea::cuda {
+
+void run_clear_rows(const ClearRowsParams& params) { clear_rows(params); }
+void run_range_tables(const RangeTableParams& params) { build_range_tables(params); }
+
+}  // namespace fovea::cuda
 
 namespace fovea::testing {
 namespace {
@@ -48,20 +56,19 @@ cuda::TensorMapParam encode(const cuda::driver::TensorMapSpec& spec, const void*
 
 }  // namespace
 
-void run_blackwell(const std::string& label, const AttentionForward& args, Emulation& emulation) {
+void run_blackwell(const Run& run, Emulation& emulation) {
   using cuda::emulator::TensorOrder;
-  const ForwardProblem problem = validate(problem_of(args), "test");
-  const cuda::ForwardPlan plan = blackwell_plan(label, problem);
+  const cuda::ForwardPlan plan = blackwell_plan(run.label, run.problem);
   const auto& spec = plan.spec.as<cuda::Sm100ForwardSpec>();
   const bool trusts_pipe = sm100_tensor_layout(spec).is_p_over_s && !spec.awaits_sums;
   emulation.options.tensor_order = trusts_pipe ? TensorOrder::pipe : TensorOrder::text;
-  for (const TensorBytes& tensor : tensors_of_call(args))
-    emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
+  register_tensors(run, emulation);
   const auto workspace = emulation.device.buffer(
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
   cuda::Sm90Launch call =
-      cuda::Sm100Forward::prepare(problem, plan, args, nullptr, workspace, encode);
-  build_tables(plan, call.params.common.captures, call.common.range_tables, emulation);
+      cuda::Sm100Forward::prepare(run.problem, plan, run.args, run.cache, workspace, encode);
+  build_tables(plan, call.common, emulation);
+  call.params.common.captures = call.common.params.captures;
   if (call.has_counter) {
     emulation.launch({.x = 1}, 1, 0,
                      [&] { cuda::clear_counter({.counter = call.params.next_tile}); });
@@ -69,12 +76,14 @@ void run_blackwell(const std::string& label, const AttentionForward& args, Emula
   emulation.is_dependent = call.has_counter;
   emulation.ctas_at_once = static_cast<int>(call.num_ctas);
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
-                   [&] { kernel_named(label).run(call.params); });
+                   [&] { kernel_named(run.label).run(call.params); });
   emulation.ctas_at_once = 1;
   emulation.is_dependent = false;
   const std::span words(call.params.next_redo, static_cast<std::size_t>(call.params.num_tiles));
   emulation.num_redone =
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
+  if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
+  clear_rows(call.common, emulation);
   emulation.expect_launched(call.launches(plan));
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/blackwell/fp4_cases.hpp"
-#include "kernels/blackwell/range_tables.hpp"
+#include "kernels/emulation_steps.hpp"
 #include "problem/forward.hpp"
 #include "sm120/attention_fp4.cuh"
 #include "sm120/round_to_fp4.cuh"
@@ -83,7 +83,8 @@ cuda::Fp4Launch run_fp4_rounding(const std::string& label, const AttentionForwar
 void run_fp4(const std::string& label, const AttentionForward& args, Emulation& emulation) {
   Prepared prepared = prepare(label, args, emulation);
   cuda::Fp4Launch& call = prepared.call;
-  build_tables(prepared.plan, call.params.common.captures, call.common.range_tables, emulation);
+  build_tables(prepared.plan, call.common, emulation);
+  call.params.common.captures = call.common.params.captures;
   launch_rounding(kernels_named(label), call.rounding, emulation);
   emulation.launch(call.common.grid, call.common.num_threads, prepared.plan.shared_bytes,
                    [&] { kernels_named(label).attention(call.params); });

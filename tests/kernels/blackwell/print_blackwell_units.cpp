@@ -10,31 +10,29 @@
 #include "kernels/blackwell/blackwell_cases.hpp"
 #include "kernels/blackwell/fp4_cases.hpp"
 #include "kernels/renamed.hpp"
-#include "problem/forward.hpp"
 
 namespace {
 
 using namespace fovea;
 
-ForwardProblem problem_of_case(const testing::Case& each) {
-  testing::CaseMemory memory(each);
-  return validate(problem_of(memory.args()), "print_blackwell_units");
-}
-
 void print_blackwells(std::ofstream& out) {
   std::string table;
-  for (const testing::Case& each : testing::blackwell_cases()) {
-    const cuda::ForwardPlan plan = testing::blackwell_plan(each.label, problem_of_case(each));
-    const std::string mods = "Mods_" + each.label;
+  const auto print = [&](const std::string& label, const ForwardProblem& problem) {
+    const cuda::ForwardPlan plan = testing::blackwell_plan(label, problem);
+    const std::string mods = "Mods_" + label;
     out << fmt::format("#include \"{}\"\nnamespace fovea::cuda {{\n{}\n{}}}\n",
                        plan.program->include, testing::renamed(plan.program->mods, "Mods", mods),
-                       plan.spec.print("spec_" + each.label));
+                       plan.spec.print("spec_" + label));
     table += fmt::format(
         "  {{\"{0}\", [](const Sm90ForwardParams& p) {{ sm100::attention_forward<spec_{0}, "
         "{1}>(p); "
         "}}}},\n",
-        each.label, mods);
-  }
+        label, mods);
+  };
+  for (const testing::Case& each : testing::blackwell_cases())
+    print(each.label, testing::problem_of_case(each));
+  for (const testing::NamedCacheCase& each : testing::blackwell_cache_cases())
+    print(each.label, testing::problem_of_cache(each.problem));
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedBlackwell kBlackwells[] = "
       "{{\n{}}};\n}}\n",
@@ -46,7 +44,7 @@ void print_fp4s(std::ofstream& out) {
   std::string table;
   std::map<std::string, std::string> first_of;
   for (const testing::Case& each : testing::fp4_cases()) {
-    const cuda::ForwardPlan plan = testing::fp4_plan(each.label, problem_of_case(each));
+    const cuda::ForwardPlan plan = testing::fp4_plan(each.label, testing::problem_of_case(each));
     const auto& spec = plan.spec.as<cuda::Fp4ForwardSpec>();
     const std::string& first =
         first_of.try_emplace(plan.spec.print() + plan.program->mods, each.label).first->second;

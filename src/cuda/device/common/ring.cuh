@@ -20,4 +20,12 @@ struct Ring {
   }
 };
 
+/// Of a ring that began with parity 0, after so many turns: for threads that have one register to keep it in.
+template <int n>
+FOVEA_DEVICE Ring<n> ring_after(std::uint32_t turns) {
+  Ring<n> ring{turns / n % 2};
+  ring.stage = static_cast<int>(turns % n);
+  return ring;
+}
+
 }  // namespace fovea::cuda

@@ -2,9 +2,9 @@
 //
 //   S = Q Kᵀ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l   Dao 2023 (FlashAttention-2), Dao et al. 2026 (-4)
 //
-// A CTA stays on its SM and works off tiles of 256 rows, two groups of 128. Scores, probabilities and sums are in
-// tensor memory; one thread issues all products; the four warps of each group do its softmax, a thread each row. While
-// one group is in its softmax the other one's products run:
+// A CTA stays on its SM and works off tiles of 256 rows, two groups of 128, or of one group. Scores, probabilities and
+// sums are in tensor memory; one thread issues all products; the four warps of each group do its softmax, a thread each
+// row. While one group is in its softmax the other one's products run:
 //
 //   tensor cores | S0 S1 |      O0 S0' | O1 S1' | O0 S0" | O1 S1" | ...
 //   group 0             |  P0   |       |  P0'   |        |  P0"
@@ -32,7 +32,11 @@
 //
 // Chapters, in forward/: cta (what all roles know), multiply, softmax with row and scores, output. The entry is here.
 //
-// Refused (forward/sm100.cpp has the words): f32 inputs, head dims above 128, caches, codes, what TMA cannot read.
+// One group alone where two have no room, above head_dim 128, or no rows: up to 128 queries; few rows, whose heads
+// share the tile and whose keys are split among CTAs, with f32 partial states that common/combine joins. Products and
+// softmax take turns then.
+//
+// Refused (forward/sm100.cpp has the words): f32 inputs, head dims above 256, codes, what TMA cannot read.
 #pragma once
 
 #include "ptx/barrier.cuh"
@@ -131,10 +135,21 @@ FOVEA_DEVICE void start(const Cta<spec>& cta) {
   }
 }
 
+/// 65,536 registers: what the launch gives a thread, and what each role makes of it. One group has all that it could
+/// take.
+template <Sm100ForwardSpec spec>
+struct Registers {
+  static constexpr bool kAreTraded = Traits<spec>::kGroups > 1;
+  /// Whoever finds row tiles in sequences of all lengths has more to keep.
+  static constexpr int kOfService = Traits<spec>::kPostsPlace ? 56 : 40;
+  static constexpr int kOfRows = Traits<spec>::kPostsPlace ? 224 : 232;
+};
+
 /// num_warps * 32 threads: as many CTAs as there are SMs, or fewer.
 template <Sm100ForwardSpec spec, class Mods>
 FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   using T = Traits<spec>;
+  using R = Registers<spec>;
   start(cta_of<spec>(p));
   ptx::griddepcontrol_wait();  // for whoever clears the counter and builds range tables
   ptx::tcgen05_fence_before_thread_sync();
@@ -144,10 +159,10 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   const TensorMemory<spec> memory{{cta.word_at(cta.smem + T::kAt.tensor_memory)}};
   const Role role = role_of(cta.warp);
   if (role == Role::compute) {
-    ptx::setmaxnreg_inc<T::kComputeRegisters>();
+    if constexpr (R::kAreTraded) ptx::setmaxnreg_inc<R::kOfRows>();
     Softmax<spec, Mods>(cta, memory).run();
   } else {
-    ptx::setmaxnreg_dec<T::kServiceRegisters>();
+    if constexpr (R::kAreTraded) ptx::setmaxnreg_dec<R::kOfService>();
     if (role == Role::load) load<spec>(cta);
     if (role == Role::multiply) multiply<spec>(cta, memory);
     if (role == Role::schedule) sm90::Schedule<spec, Mods>(cta).run();

@@ -274,26 +274,50 @@ TEST(ForwardCandidates, RecipesOfEightBitScoresRunOnEveryTensorCore) {
 TEST(ForwardCandidates, BlackwellsKernelHasTilesThatFillItsMemory) {
   // Until a GPU has seen it, it is taken by name alone.
   EXPECT_EQ(chosen(Shape{}, 10, 0).candidate, kTensorCores);
-  for (const auto& [head_dim, padded, stages, polynomial_keys] : {std::array{40, 64, 4, 3},
-                                                                  {64, 64, 4, 3},
-                                                                  {72, 96, 3, 3},
-                                                                  {96, 96, 3, 3},
-                                                                  {128, 128, 2, 2}}) {
-    const ForwardProblem f =
-        validate(problem_of({.head_dim_qk = head_dim, .head_dim_v = head_dim}), "test");
+  struct Tile {
+    Shape shape;
+    int head_dim_qk, head_dim_v, groups, stages, polynomial_keys;
+    bool is_p_over_s;
+  };
+  for (const Tile& tile : {Tile{{.head_dim_qk = 40, .head_dim_v = 40}, 64, 64, 2, 4, 3, false},
+                           {{.head_dim_qk = 64, .head_dim_v = 64}, 64, 64, 2, 4, 3, false},
+                           {{.head_dim_qk = 72, .head_dim_v = 72}, 96, 96, 2, 3, 3, true},
+                           {{.head_dim_qk = 96, .head_dim_v = 96}, 96, 96, 2, 3, 3, true},
+                           {{}, 128, 128, 2, 2, 2, true},
+                           {{.seqlen_q = 128}, 128, 128, 1, 3, 2, false},
+                           {{.head_dim_qk = 192}, 192, 128, 1, 2, 2, false},
+                           {{.head_dim_qk = 160, .head_dim_v = 160}, 192, 192, 1, 1, 2, false},
+                           {{.head_dim_qk = 256, .head_dim_v = 256}, 256, 256, 1, 1, 2, false}}) {
+    const ForwardProblem f = validate(problem_of(tile.shape), "test");
     for (const int minor : {0, 3}) {
       const DeviceTraits device = typical_device(10, minor);
       ASSERT_FALSE(Sm100Forward::refuses(f, device));
       const Sm100ForwardSpec spec = Sm100Forward::choose(f, device);
-      EXPECT_EQ(spec.head_dim_qk, padded);
-      EXPECT_EQ(spec.stages, stages);
-      EXPECT_EQ(spec.polynomial_keys, minor == 0 ? polynomial_keys : 0) << "ex2 of sm_103 suffices";
+      EXPECT_EQ(spec.head_dim_qk, tile.head_dim_qk);
+      EXPECT_EQ(spec.head_dim_v, tile.head_dim_v);
+      EXPECT_EQ(sm100_groups(spec), tile.groups);
+      EXPECT_EQ(spec.stages, tile.stages);
+      EXPECT_EQ(spec.polynomial_keys, minor == 0 ? tile.polynomial_keys : 0)
+          << "ex2 of sm_103 suffices";
       EXPECT_LE(Sm100Forward::shared_bytes(spec),
                 static_cast<std::size_t>(device.shared_bytes_per_cta));
       EXPECT_LE(sm100_tensor_layout(spec).columns, kSm100Columns);
-      EXPECT_EQ(sm100_tensor_layout(spec).is_p_over_s, padded > 64);
+      EXPECT_EQ(sm100_tensor_layout(spec).is_p_over_s, tile.is_p_over_s);
     }
   }
+}
+
+TEST(ForwardCandidates, BlackwellsKernelPacksHeadsOfFewRowsAndSplitsKeys) {
+  const Shape shape{.seqlen_q = 3, .seqlen_kv = 8192, .num_heads_q = 8, .num_heads_kv = 1};
+  const ForwardProblem f = validate(problem_of(shape), "test");
+  const DeviceTraits device = typical_device(10, 0);
+  ASSERT_FALSE(Sm100Forward::refuses(f, device));
+  const Sm100ForwardSpec spec = Sm100Forward::choose(f, device);
+  EXPECT_EQ(sm100_groups(spec), 1);
+  EXPECT_EQ(spec.heads_per_tile, 8);
+  EXPECT_EQ(spec.tile_kv, 128);
+  EXPECT_TRUE(spec.is_split);
+  EXPECT_EQ(max_splits(spec, f), 16) << "of 512 keys: 24 rows share them";
 }
 
 TEST(ForwardCandidates, BlackwellsKernelRefusesInWords) {
@@ -306,11 +330,10 @@ TEST(ForwardCandidates, BlackwellsKernelRefusesInWords) {
   EXPECT_EQ(reason({}, 9, 0), "compute capability is 9.0; expected 10.0 or 10.3");
   EXPECT_EQ(reason({}, 12, 0), "compute capability is 12.0; expected 10.0 or 10.3");
   EXPECT_EQ(reason({.dtype = Dtype::f32}, 10, 0), "inputs are f32; expected f16 or bf16");
-  EXPECT_EQ(reason({.head_dim_v = 136}, 10, 0), "head_dim_v is 136; expected at most 128");
-  EXPECT_EQ(
-      reason({.seqlen_q = 64}, 10, 0),
-      "64 rows share a kv head; expected more than 64, fewer leave most of a tile of 256 empty");
-  EXPECT_EQ(reason({.seqlen_q = 65}, 10, 0), "");
+  EXPECT_EQ(reason({.head_dim_v = 264}, 10, 0), "head_dim_v is 264; expected at most 256");
+  EXPECT_EQ(reason({.seqlen_q = 64, .seqlen_kv = 256}, 10, 0),
+            "256 keys are one split and 64 rows share a kv head; expected more");
+  EXPECT_EQ(reason({.seqlen_q = 65, .seqlen_kv = 256}, 10, 0), "");
 }
 
 TEST(ForwardCandidates, WhatHopperDoesNotRoundFallsBack) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "ptx/memory.cuh"
+#include "ptx/ordered.cuh"
 #include "ptx/tcgen05.cuh"
 #include "shared/forward_spec_sm100.h"
 #include "sm90/forward/cta.cuh"
@@ -18,20 +19,24 @@ requires requires { spec.polynomial_keys; }  // of an Sm100ForwardSpec
 struct Traits<spec> {
   static_assert(spec.element != Element::f32, "products are of 16-bit elements here");
   static_assert(!spec.multiplies_codes && !spec.sums_codes, "products of codes are not written");
-  static_assert(!spec.is_split && !spec.loads_by_cp_async && !spec.is_cached,
-                "caches, splits and what TMA cannot read are other kernels'");
+  static_assert(!spec.loads_by_cp_async, "what TMA cannot read is other kernels'");
+  static_assert(!spec.is_split || kFewestKeysPerSplit % spec.tile_kv == 0,
+                "splits are whole tiles");
   static constexpr ElementTraits kElement = element_traits(spec.element);
   static constexpr int kPanelElements = sm90_panel_elements(spec);
   static_assert(spec.head_dim_qk % kPanelElements == 0 && spec.head_dim_v % kPanelElements == 0,
                 "rows are whole panels, of 128 or of 64 bytes");
-  static constexpr int kGroups = kSm100Groups;
+  static constexpr int kGroups = sm100_groups(spec);
   static constexpr int kGroupRows = kSm100GroupRows;
   static_assert(spec.tile_q == kGroups * kGroupRows && spec.num_warps == 4 * (kGroups + 1),
                 "a thread has a row, and four warps serve them");
+  static_assert(kGroups >= 1 && kGroups <= kSm100MostGroups, "there are columns for two");
   static_assert(spec.tile_kv == 128, "a thread's scores of a tile are four loads of 32 columns");
-  static_assert(kGroupRows % spec.heads_per_tile == 0, "heads fill the rows of a group");
+  static_assert(spec.heads_per_tile == 1 || kGroups == 1, "heads share the rows of one group");
+  /// Of each head that a tile packs, and of all of them: the rest of the tile's rows are zeros, and belong to nobody.
   static constexpr int kQueries = kQueriesOfTile<spec>;
-  static constexpr int kBoxRows = kGroupRows;
+  static constexpr int kBoxRows =
+      spec.heads_per_tile == 1 ? kGroupRows : kQueries * spec.heads_per_tile;
   static constexpr int kQStages = spec.q_stages;
   static_assert(kQStages == 1, "Q is given back before its row tile is done: one buffer suffices");
   static constexpr int kStages = spec.stages;
@@ -43,7 +48,8 @@ struct Traits<spec> {
   static constexpr bool kPostsPlace = sm90_posts_place(spec);
   static constexpr int kLoaders = 1;
   static constexpr int kReaders = 4 * kGroups;  // warps that compute
-  static constexpr bool kClearsValues = false;
+  /// Where values end inside a tile, what lies behind them is cleared: packed it is a neighbour's, and may not be.
+  static constexpr bool kClearsValues = spec.is_cached || spec.is_split;
 
   static constexpr Swizzle kSwizzle = widest_swizzle(kElement.bytes * kPanelElements);
   static constexpr int kQkRowBytes = kElement.bytes * spec.head_dim_qk;
@@ -52,10 +58,6 @@ struct Traits<spec> {
   using GivenQTile = QTile;
   using KTile = SharedTile<spec.tile_kv, kQkRowBytes, kSwizzle>;
   using VTile = SharedTile<spec.tile_kv, kElement.bytes * spec.head_dim_v, kSwizzle>;
-
-  // 65,536 registers: what the launch gives a thread, and what each role makes of it.
-  static constexpr int kServiceRegisters = 56;
-  static constexpr int kComputeRegisters = 224;
 };
 
 }  // namespace fovea::cuda::sm90
@@ -92,6 +94,13 @@ struct TensorMemory {
   }
 };
 
+/// The same number, but for the compiler another one at each place: it is made again there, where held from row tile to
+/// row tile what follows from it would take a register that a row's scores need.
+template <Sm100ForwardSpec spec>
+FOVEA_DEVICE std::uint32_t anew(const Cta<spec>& cta, std::uint32_t x) {
+  return ptx::ordered_and_or(x, ptx::bit_cast<std::uint32_t>(cta.p.zero), x);
+}
+
 /// A thread that computes: one row of its group, in the lane of tensor memory that is its own.
 template <Sm100ForwardSpec spec>
 struct RowThread {
@@ -110,7 +119,10 @@ struct RowThread {
   FOVEA_DEVICE_MEMBER ptx::TmemAddress o() const { return lanes.o(group); }
 
   /// Of the tile's rows.
-  FOVEA_DEVICE_MEMBER int row() const { return kSm100GroupRows * group + 32 * quarter + cta.lane; }
+  FOVEA_DEVICE_MEMBER int row() const {
+    const int first = kSm100GroupRows * group + 32 * quarter;
+    return static_cast<int>(anew(cta, static_cast<std::uint32_t>(first))) + cta.lane;
+  }
 };
 
 }  // namespace fovea::cuda::sm100

@@ -93,10 +93,11 @@ struct Multiply {
     }
   }
 
-  /// And what comes after them.
+  /// And what comes after them. Known to all lanes before one of them issues what gives the buffer back.
   FOVEA_DEVICE_MEMBER void await_keys() {
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, k.stage), k.parity);
     next = {cta.word_at(cta.kv_tile_at(k.stage) + 4)};
+    ptx::sync_warp();
   }
 
   /// S = Q Kᵀ of a group, of the keys that have come. are_new_rows: its queries may not have.

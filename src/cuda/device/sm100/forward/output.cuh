@@ -23,7 +23,8 @@ struct Output {
   using MyRow = Row<spec, Mods>;
   using View = RowView<spec>;
   static constexpr int kAtOnce = 32;  // columns
-  static constexpr int kOutBytes = element_bytes(spec.out_element);
+  static constexpr Element kOutElement = View::kOutElement;
+  static constexpr int kOutBytes = View::kOutBytes;
   static constexpr int kOfChunk = 16 / kOutBytes;
 
   const RowThread<spec> thread;
@@ -58,7 +59,7 @@ struct Output {
     const float sum = row.sum[0];
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
     float lse = row.lse(0, sum);
-    if (common().sinks != nullptr && !view.work.sequence.is_trailing) {
+    if (!spec.is_split && common().sinks != nullptr && !view.work.sequence.is_trailing) {
       const float sink = ptx::ld_global(common().sinks + view.q_head * common().sinks_stride);
       if (sum == 0.0F) {
         lse = sink;
@@ -105,61 +106,75 @@ struct Output {
     if (before != id) ptx::st_global(cta.p.next_redo + id, static_cast<std::int32_t>(before));
   }
 
-  /// Columns from `first` on, as many as the problem has of them. Of indicators, infinity to what is there.
+  /// Where a row goes; rows of partial states are as wide as the tile.
+  struct OutRow {
+    char* data;
+    std::int64_t col_stride;
+    std::int32_t width;
+    bool is_aligned;  // 16 bytes of it are written at once
+
+    FOVEA_DEVICE_MEMBER char* at(std::int32_t col) const {
+      return data + kOutBytes * col_stride * col;
+    }
+  };
+
+  FOVEA_DEVICE_MEMBER OutRow out_row(const View& view) const {
+    if constexpr (spec.is_split) return {view.out(), 1, spec.head_dim_v, true};
+    return {view.out(), common().out.col_stride, common().head_dim_v, common().is_out_aligned != 0};
+  }
+
+  /// Columns from `first` on, as many as there are. Of indicators, infinity to what is there.
   FOVEA_DEVICE_MEMBER void write(const View& view, int first, const float (&sums)[kAtOnce],
                                  Pass pass) const {
-    const bool is_aligned = common().is_out_aligned != 0;
+    const OutRow row = out_row(view);
 #pragma unroll
     for (int i = 0; i < kAtOnce; i += kOfChunk) {
-      const std::int32_t left = common().head_dim_v - (first + i);
+      const std::int32_t left = row.width - (first + i);
       float chunk[kOfChunk];
 #pragma unroll
       for (int j = 0; j < kOfChunk; ++j) chunk[j] = sums[i + j];
-      if (!is_indicator(pass) && is_aligned && left >= kOfChunk) {
-        ptx::st_global(reinterpret_cast<ptx::U32x4*>(view.out() + kOutBytes * (first + i)),
+      if (!is_indicator(pass) && row.is_aligned && left >= kOfChunk) {
+        ptx::st_global(reinterpret_cast<ptx::U32x4*>(row.data + kOutBytes * (first + i)),
                        packed(chunk));
       } else {
-        write_elements(view, first + i, least(left, kOfChunk), chunk, pass);
+        write_elements(row, first + i, least(left, kOfChunk), chunk, pass);
       }
     }
   }
 
   FOVEA_DEVICE ptx::U32x4 packed(const float (&x)[kOfChunk]) {
-    if constexpr (spec.out_element == Element::f32) {
-      return ptx::bit_cast<ptx::U32x4>(x);
+    if constexpr (kOutElement == Element::f32) {
+      return {ptx::bit_cast<std::uint32_t>(x[0]), ptx::bit_cast<std::uint32_t>(x[1]),
+              ptx::bit_cast<std::uint32_t>(x[2]), ptx::bit_cast<std::uint32_t>(x[3])};
     } else {
-      return {pair_of<spec.out_element>(x[0], x[1]), pair_of<spec.out_element>(x[2], x[3]),
-              pair_of<spec.out_element>(x[4], x[5]), pair_of<spec.out_element>(x[6], x[7])};
+      return {pair_of<kOutElement>(x[0], x[1]), pair_of<kOutElement>(x[2], x[3]),
+              pair_of<kOutElement>(x[4], x[5]), pair_of<kOutElement>(x[6], x[7])};
     }
   }
 
-  FOVEA_DEVICE_MEMBER void write_elements(const View& view, std::int32_t first, std::int32_t count,
+  FOVEA_DEVICE_MEMBER void write_elements(const OutRow& row, std::int32_t first, std::int32_t count,
                                           const float (&x)[kOfChunk], Pass pass) const {
-    void* const out = const_cast<void*>(common().out.data);
 #pragma unroll 1
     for (std::int32_t i = 0; i < count; ++i) {
-      const std::int64_t at = view.out_at() + (first + i) * common().out.col_stride;
       float sum = x[0];
 #pragma unroll
       for (int j = 1; j < kOfChunk; ++j) sum = i == j ? x[j] : sum;
       if (is_indicator(pass))
-        add_infinity(at, sum, pass);
+        add_infinity(row.at(first + i), sum, pass);
       else
-        store_element(out, spec.out_element, at, sum);
+        store_element(row.at(first + i), kOutElement, 0, sum);
     }
   }
 
   /// To what is there, where it is reached: `indicator` is not 0.
-  FOVEA_DEVICE_MEMBER void add_infinity(std::int64_t at, float indicator, Pass pass) const {
+  FOVEA_DEVICE_MEMBER void add_infinity(char* at, float indicator, Pass pass) const {
     if (indicator == 0.0F) return;
-    void* const out = const_cast<void*>(common().out.data);
-    if constexpr (spec.out_element == Element::f32) {
-      float* const to = static_cast<float*>(out) + at;
+    if constexpr (kOutElement == Element::f32) {
+      auto* const to = reinterpret_cast<float*>(at);
       ptx::st_global(to, ptx::ld_global(to) + infinity_of(pass));
     } else {
-      auto* const to = static_cast<std::uint16_t*>(out) + at;
-      const std::uint32_t bits =
-          sm90::with_infinity<spec.out_element>(ptx::ld_global(to), 1U, pass);
+      auto* const to = reinterpret_cast<std::uint16_t*>(at);
+      const std::uint32_t bits = sm90::with_infinity<kOutElement>(ptx::ld_global(to), 1U, pass);
       ptx::st_global(to, static_cast<std::uint16_t>(bits));
     }
   }

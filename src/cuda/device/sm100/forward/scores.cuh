@@ -42,7 +42,7 @@ struct PartsOfRow {
 template <Sm100ForwardSpec spec, class Mods>
 struct Scores {
   static constexpr int kKeys = spec.tile_kv;
-  static constexpr int kAtOnce = 32;  // keys that a program is evaluated for
+  static constexpr int kAtOnce = 16;  // keys that a program is evaluated for
   using Score = ScoreInParts<Mods>;
   using Mask = MaskInParts<Mods>;
 
@@ -90,13 +90,14 @@ struct Scores {
 #pragma unroll
       for (int i = 0; i < kKeys; i += kAtOnce) cap.apply(reinterpret_cast<Part&>(s[i]), bases);
     } else if constexpr (spec.is_prescaled) {
-      Position at = first_position(tile);
+      const Position first = first_position(tile);
 #pragma unroll
-      for (int i = 0; i < kKeys; ++i, ++at.kv_idx) {
-        if (i > 0 && i % kAtOnce == 0) at.kv_idx = behind(s[i - 1], at.kv_idx);
+      for (int i = 0; i < kKeys; ++i) {
         s[i] *= common().softmax_scale;
-        if constexpr (Mods::has_score)
-          s[i] = Score::value(s[i], at, score_parts.key(i), score_parts.row, common().captures);
+        if constexpr (Mods::has_score) {
+          s[i] = Score::value(s[i], in_turn(first, i), score_parts.key(i), score_parts.row,
+                              common().captures);
+        }
       }
     }
   }
@@ -105,15 +106,14 @@ struct Scores {
   FOVEA_DEVICE_MEMBER void mask(const RowTile& tile) {
     const std::int32_t num_keys =
         thread.cta.place_of(tile).seqlen_kv - kv_tile.idx() * spec.tile_kv;
-    Position at = first_position(tile);
+    const Position first = first_position(tile);
     if constexpr (Mods::has_kv_limits || !Mods::has_mask) {
-      mask_by_limits(at, num_keys);
+      mask_by_limits(first, num_keys);
     } else {
 #pragma unroll
-      for (int i = 0; i < kKeys; ++i, ++at.kv_idx) {
-        if (i > 0 && i % kAtOnce == 0) at.kv_idx = behind(s[i - 1], at.kv_idx);
+      for (int i = 0; i < kKeys; ++i) {
         const bool is_visible =
-            Mask::value(at, mask_parts.key(i), mask_parts.row, common().captures);
+            Mask::value(in_turn(first, i), mask_parts.key(i), mask_parts.row, common().captures);
         if (i >= num_keys || !is_visible) s[i] = -infinity();
       }
     }
@@ -129,17 +129,22 @@ struct Scores {
  private:
   FOVEA_DEVICE_MEMBER const ForwardParams& common() const { return thread.cta.p.common; }
 
-  /// The same position, but known behind a score alone: else ptxas computes what programs want of all keys at once, and
-  /// has too few registers beside the scores.
-  FOVEA_DEVICE_MEMBER std::int32_t behind(float score, std::int32_t kv_idx) const {
-    return static_cast<std::int32_t>(ptx::ordered_and_or(
-        ptx::bit_cast<std::uint32_t>(score), ptx::bit_cast<std::uint32_t>(thread.cta.p.zero),
-        static_cast<std::uint32_t>(kv_idx)));
+  /// Of the i-th key, given the first one's; known behind the score kAtOnce keys before alone: else ptxas computes what
+  /// programs want of all keys at once, and has too few registers beside the scores. (Given one key of each kAtOnce to
+  /// wait for, it computes that one's score first.)
+  FOVEA_DEVICE_MEMBER Position in_turn(Position at, int i) const {
+    if (i >= kAtOnce) {
+      at.kv_idx = static_cast<std::int32_t>(ptx::ordered_and_or(
+          ptx::bit_cast<std::uint32_t>(s[i - kAtOnce]),
+          ptx::bit_cast<std::uint32_t>(thread.cta.p.zero), static_cast<std::uint32_t>(at.kv_idx)));
+    }
+    at.kv_idx += i;
+    return at;
   }
 
   /// Of the row's score with the tile's first key.
   FOVEA_DEVICE_MEMBER Position first_position(const RowTile& tile) const {
-    const Work work = thread.cta.work_of(tile);
+    const Work work = thread.cta.work_of(thread.cta.posted(tile));
     Position at = RowView<spec>(common(), work, thread.row()).position();
     at.kv_idx = kv_tile.idx() * spec.tile_kv;
     return at;

@@ -26,9 +26,8 @@ struct Softmax {
 
   const Cta<spec>& cta;
   const RowThread<spec> thread;
-  Ring<T::kStages> k{0};
-  Ring<1> s{0};  // of s_full: a phase for each kv tile
-  Ring<T::kSlots> slots{0};
+  // So far, all rings in one register each: threads that hold a row's scores have none to spare.
+  std::uint32_t num_slots_read = 0, num_kv_tiles = 0;
 
   Scores<spec, Mods> scores;
   MyRow row;
@@ -45,9 +44,11 @@ struct Softmax {
 
   FOVEA_DEVICE_MEMBER void run() {
     for (;;) {
+      auto slots = ring_after<T::kSlots>(num_slots_read);
       const RowTile tile = cta.next_row_tile(slots);
       if (tile.is_end()) return;
       if (tile.is_any_end()) {
+        ++num_slots_read;
         if (!cta.end_round(cta.pass())) return;
         continue;
       }
@@ -101,17 +102,17 @@ struct Softmax {
 
   /// What is posted beside the keys, as soon as they have come.
   FOVEA_DEVICE_MEMBER KvTile take_kv_tile() {
+    const auto k = ring_after<T::kStages>(num_kv_tiles);
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, k.stage), k.parity);
     const auto posted = ptx::ld_shared<ptx::U32x2>(cta.kv_tile_at(k.stage));
     cta.release(cta.barrier(T::kAt.k_empty, k.stage));
-    k.advance();
     next = {ptx::shfl_idx(posted.y, 0)};
     return {ptx::shfl_idx(posted.x, 0)};
   }
 
   FOVEA_DEVICE_MEMBER void take_scores() {
-    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.s_full, thread.group), s.parity);
-    s.advance();
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.s_full, thread.group), num_kv_tiles % 2);
+    ++num_kv_tiles;
     ptx::tcgen05_fence_after_thread_sync();
     // In parts: of 128 at once all registers would have to be neighbours.
     constexpr int kPart = 32;
@@ -147,14 +148,14 @@ struct Softmax {
                                 std::uint32_t (&p)[MyRow::kChunk / 2]) const {
     if (is_indicator(scores.kv_tile.pass())) return;
     const ForwardParams& common = cta.p.common;
-    const Work work = cta.work_of(tile);
+    const Work work = cta.work_of(cta.posted(tile));
     const RowView<spec> view(common, work, thread.row());
     const DropoutKeyOf<spec> key = dropout_key<spec>(common);
     const std::int32_t first = scores.kv_tile.idx() * spec.tile_kv + chunk * MyRow::kChunk;
     DroppedBits dropped;  // in the order of keys: nothing is exchanged
 #pragma unroll 1
     for (int i = 0; i < MyRow::kChunk / 4; ++i)
-      dropped.draw(common, key, tile.batch, view.q_head, view.q_idx, first / 4 + i);
+      dropped.draw(common, key, work.sequence.idx, view.q_head, view.q_idx, first / 4 + i);
 #pragma unroll
     for (int i = 0; i < MyRow::kChunk / 2; ++i) {
       const std::uint32_t pair = dropped.own >> static_cast<std::uint32_t>(2 * i);
@@ -182,9 +183,12 @@ struct Softmax {
     ptx::tcgen05_fence_after_thread_sync();
     is_careful = excess > 0;
     ++num_row_tiles;
-    Output<spec, Mods>{thread}.finish(tile, row, num_row_tiles, cta.pass());
+    Output<spec, Mods>{thread}.finish(cta.posted(tile), row, num_row_tiles, cta.pass());
     ptx::tcgen05_fence_before_thread_sync();
-    cta.done_with(tile);
+    RowTile done{};
+    done.slot = ring_after<T::kSlots>(anew(cta, num_slots_read)).stage;
+    cta.done_with(done);
+    ++num_slots_read;
   }
 };
 

@@ -228,6 +228,15 @@ struct Cta : RoleWarp {
     return tile;
   }
 
+  /// The same row tile, read anew where that can be, until its reader is done with it: for threads that lack registers
+  /// to keep more of it in than its slot.
+  FOVEA_DEVICE_MEMBER RowTile posted(const RowTile& rows) const {
+    if constexpr (!T::kPostsPlace) return rows;
+    const auto words = ptx::ld_shared<ptx::U32x4>(slot_at(rows.slot));
+    return {static_cast<std::int32_t>(words.x), static_cast<std::int32_t>(words.y),
+            static_cast<std::int32_t>(words.z), static_cast<std::int32_t>(words.w), rows.slot};
+  }
+
   /// Where it is posted: from its slot, so until its reader is done with the row tile.
   FOVEA_DEVICE_MEMBER SequencePlace place_of(const RowTile& rows) const {
     if constexpr (T::kPostsPlace) {
