@@ -56,6 +56,7 @@ constexpr Sm100TensorLayout sm100_tensor_layout(const Sm100ForwardSpec& spec) {
 struct Sm100ForwardLayout : Sm90ForwardLayout {
   std::int32_t s_full, p_full, sums_done;  // [group] barriers of 8 bytes
   std::int32_t tensor_memory;              // where that begins
+  std::int32_t slots_read;                 // [computing warp] how many so far
 };
 
 constexpr Sm100ForwardLayout sm100_forward_layout(const Sm100ForwardSpec& spec) {
@@ -84,6 +85,7 @@ constexpr Sm100ForwardLayout sm100_forward_layout(const Sm100ForwardSpec& spec) 
   at.needs_low = room.take(4);
   at.ids = room.take(4 * 4);
   at.tensor_memory = room.take(4);
+  at.slots_read = room.take(4 * 4 * groups);
   at.bytes = room.end;
   return at;
 }

@@ -90,6 +90,7 @@ FOVEA_DEVICE void start_barriers(const Cta<spec>& cta) {
   ptx::mbarrier_init(cta.barrier(T::kAt.round_done, 0), 32 * kRoles);
   for (int i = 0; i < 2; ++i) ptx::st_shared(cta.redo_list_at(i), std::int32_t{-1});
   ptx::st_shared(cta.smem + T::kAt.pass, static_cast<std::int32_t>(Pass::all));
+  for (int i = 0; i < T::kReaders; ++i) ptx::st_shared(cta.smem + T::kAt.slots_read + 4 * i, 0U);
   ptx::fence_mbarrier_init_release_cluster();
 }
 

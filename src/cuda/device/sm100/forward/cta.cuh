@@ -94,13 +94,6 @@ struct TensorMemory {
   }
 };
 
-/// The same number, but for the compiler another one at each place: it is made again there, where held from row tile to
-/// row tile what follows from it would take a register that a row's scores need.
-template <Sm100ForwardSpec spec>
-FOVEA_DEVICE std::uint32_t anew(const Cta<spec>& cta, std::uint32_t x) {
-  return ptx::ordered_and_or(x, ptx::bit_cast<std::uint32_t>(cta.p.zero), x);
-}
-
 /// A thread that computes: one row of its group, in the lane of tensor memory that is its own.
 template <Sm100ForwardSpec spec>
 struct RowThread {
@@ -118,10 +111,12 @@ struct RowThread {
   FOVEA_DEVICE_MEMBER ptx::TmemAddress p() const { return lanes.p(group); }
   FOVEA_DEVICE_MEMBER ptx::TmemAddress o() const { return lanes.o(group); }
 
-  /// Of the tile's rows.
+  /// Of the tile's rows. For the compiler another number at each place: it is made again there, where held from row
+  /// tile to row tile it would take a register that scores need.
   FOVEA_DEVICE_MEMBER int row() const {
-    const int first = kSm100GroupRows * group + 32 * quarter;
-    return static_cast<int>(anew(cta, static_cast<std::uint32_t>(first))) + cta.lane;
+    const auto first = static_cast<std::uint32_t>(kSm100GroupRows * group + 32 * quarter);
+    const auto zero = ptx::bit_cast<std::uint32_t>(cta.p.zero);
+    return static_cast<int>(ptx::ordered_and_or(first, zero, first)) + cta.lane;
   }
 };
 

@@ -26,8 +26,7 @@ struct Softmax {
 
   const Cta<spec>& cta;
   const RowThread<spec> thread;
-  // So far, all rings in one register each: threads that hold a row's scores have none to spare.
-  std::uint32_t num_slots_read = 0, num_kv_tiles = 0;
+  std::uint32_t num_kv_tiles = 0;  // so far: two rings in a register, of which scores leave few
 
   Scores<spec, Mods> scores;
   MyRow row;
@@ -44,11 +43,11 @@ struct Softmax {
 
   FOVEA_DEVICE_MEMBER void run() {
     for (;;) {
-      auto slots = ring_after<T::kSlots>(num_slots_read);
+      auto slots = ring_after<T::kSlots>(cta.word_at(slots_read()));
       const RowTile tile = cta.next_row_tile(slots);
       if (tile.is_end()) return;
       if (tile.is_any_end()) {
-        ++num_slots_read;
+        count_slot();
         if (!cta.end_round(cta.pass())) return;
         continue;
       }
@@ -186,9 +185,21 @@ struct Softmax {
     Output<spec, Mods>{thread}.finish(cta.posted(tile), row, num_row_tiles, cta.pass());
     ptx::tcgen05_fence_before_thread_sync();
     RowTile done{};
-    done.slot = ring_after<T::kSlots>(anew(cta, num_slots_read)).stage;
+    done.slot = ring_after<T::kSlots>(cta.word_at(slots_read())).stage;
     cta.done_with(done);
-    ++num_slots_read;
+    count_slot();
+  }
+
+  /// The count of slots that this warp has read: in shared memory, for a register that lives from row tile to row tile
+  /// is one too many.
+  FOVEA_DEVICE_MEMBER SharedAddress slots_read() const {
+    return cta.smem + T::kAt.slots_read + 4 * (cta.warp - 4);
+  }
+  FOVEA_DEVICE_MEMBER void count_slot() const {
+    const std::uint32_t count = cta.word_at(slots_read()) + 1;
+    ptx::sync_warp();  // all have read it
+    if (cta.lane == 0) ptx::st_shared(slots_read(), count);
+    ptx::sync_warp();
   }
 };
 
