@@ -73,6 +73,7 @@ struct SpecText<Sm90BackwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, spares_registers),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, is_staggered),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, finishes_queries),
+                                       FOVEA_SPEC_MEMBER(Sm90BackwardSpec, subtracts_deltas),
                                        FOVEA_SPEC_MEMBER(Sm90BackwardSpec, stores_pairs)};
 };
 

@@ -170,6 +170,17 @@ FOVEA_DEVICE std::uint32_t dropped_of_keys(const ForwardParams& p, const Key& ke
   return mine;
 }
 
+/// Of each 4 bits those whose number has not the bit `distance` that the lane has, for those of the lane that differs
+/// by it, where neighbours are `step` lanes apart: one of two rounds by which four lanes transpose 4 x 4 bits.
+FOVEA_DEVICE std::uint32_t transposed_bits(std::uint32_t own, std::uint32_t distance, int lane,
+                                           int step) {
+  const std::uint32_t low = distance == 2 ? 0x33333333U : 0x55555555U;
+  const std::uint32_t other = ptx::shfl_bfly(own, step * static_cast<int>(distance));
+  if ((static_cast<std::uint32_t>(lane) / static_cast<std::uint32_t>(step) & distance) != 0)
+    return (other >> distance & low) | (own & ~low);
+  return (own & low) | (other << distance & ~low);
+}
+
 /// The same as bits, 4 of a fragment: x, y, z, w from the lowest on. What lanes draw is exchanged for eight fragments
 /// at once.
 struct DroppedBits {

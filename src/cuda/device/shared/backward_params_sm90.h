@@ -15,10 +15,10 @@ struct Sm90BackwardRows {
   /// -log_sum, in each 16 rows in the order in which lanes read four at a time: of lane l of a quad rows 2 l, 2 l + 1,
   /// 2 l + 8, 2 l + 9.
   float* log_sum;
-  /// kDeltaBytes: -delta as three numbers of the element's type (delta_pieces), then zeros. With dropout floats, in the
-  /// order of log_sum.
+  /// kDeltaBytes: -delta as three numbers of the element's type (delta_pieces), then zeros. Where threads subtract it
+  /// floats, in the order of log_sum.
   void* delta;
-  /// [tile of tile_q rows][half][8][128 threads][4] fragments of the two products that a tile is.
+  /// [tile of tile_q rows][64 rows][64 columns][8][128 threads][4] fragments of the products that a tile is.
   float* dq_sums;
   /// The same of walks that have gone round (StaggeredWalk); null where they are not staggered.
   float* dq_round_sums;

@@ -25,6 +25,8 @@ struct Sm90BackwardSpec : BackwardSpec {
   // By turns: the first sum of a tile of queries is stored, and the CTA that adds the last one writes dq (LastTiles).
   // Else prepare_rows leaves zeros, and finish_queries writes dq.
   bool finishes_queries = false;
+  // Threads subtract deltas, which are floats then; else products do, from three 16-bit numbers each. As with dropout.
+  bool subtracts_deltas = false;
   // dS of each visited tile goes to memory (PairTiles): where it is the gradient of a dense bias.
   bool stores_pairs = false;
 
@@ -43,7 +45,7 @@ inline constexpr std::int32_t kSm90BackwardTurns = 4;
 inline constexpr std::int32_t kDeltaBytes = 16;
 /// And where they do not subtract it a float: dP of a dropped pair is 0, less its row's delta.
 constexpr std::int32_t delta_bytes(const Sm90BackwardSpec& spec) {
-  return spec.has_dropout ? 4 : kDeltaBytes;
+  return spec.has_dropout || spec.subtracts_deltas ? 4 : kDeltaBytes;
 }
 
 /// Warps of prepare_rows and finish_queries; what the latter takes of shared memory.

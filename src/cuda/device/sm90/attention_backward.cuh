@@ -74,27 +74,14 @@ FOVEA_DEVICE void start_backward(const BackwardCta<spec>& cta) {
   if (!ptx::elect_one()) return;
   for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v, &cta.p.dout})
     ptx::prefetch_tensormap(tensor_map(*map));
-  ptx::mbarrier_init(cta.barrier(T::kAt.k_full, 0), 1);
-  ptx::mbarrier_init(cta.barrier(T::kAt.v_full, 0), 1);
-  for (int i = 0; i < T::kStages; ++i) {
-    ptx::mbarrier_init(cta.barrier(T::kAt.q_full, i), 1);
-    ptx::mbarrier_init(cta.barrier(T::kAt.dout_full, i), 1);
-    ptx::mbarrier_init(cta.barrier(T::kAt.stage_empty, i), kOwners);
-  }
+  cta.init_load_barriers(kOwners);
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(cta.barrier(T::kAt.ds_full, i), kOwners);
     ptx::mbarrier_init(cta.barrier(T::kAt.ds_empty, i), 4);
   }
-  for (int i = 0; i < kSm90BackwardTurns; ++i) {
-    ptx::mbarrier_init(cta.barrier(T::kAt.turn, i), 1);
-    ptx::mbarrier_init(cta.barrier(T::kAt.added, i), 4);
-    ptx::mbarrier_init(cta.barrier(T::kAt.passed, i), 1);
-  }
+  cta.init_turn_barriers();
   ptx::fence_mbarrier_init_release_cluster();
-  const Sequence& s = tile.sequence;
-  cta.post_owned({tile.begin, tile.head, s.idx, s.seqlen_q, s.seqlen_kv,
-                  static_cast<std::int32_t>(s.q_row), static_cast<std::int32_t>(s.kv_row),
-                  tile.is_nothing ? 1 : 0});
+  cta.post_owned(tile);
 }
 
 /// num_warps * 32 threads, one CTA on an SM, one for each tile of keys of each kv head.

@@ -16,8 +16,9 @@
 
 namespace fovea::cuda::sm90 {
 
-/// All that follows from the spec.
-template <Sm90BackwardSpec spec>
+/// All that follows from the spec. Blackwell's kernel has traits of its own (sm100/backward/cta.cuh) and the same roles
+/// that load and take turns.
+template <auto spec>
 struct BackwardTraits {
   static_assert(spec.element != Element::f32, "wgmma multiplies 16-bit elements here");
   static_assert(spec.dout_element == spec.element, "dout is multiplied with v, and P with dout");
@@ -71,7 +72,7 @@ struct OwnedWords {
 };
 
 /// What all roles know.
-template <Sm90BackwardSpec spec>
+template <auto spec>
 struct BackwardCta : RoleWarp {
   using T = BackwardTraits<spec>;
   const Sm90BackwardParams& p;
@@ -92,12 +93,12 @@ struct BackwardCta : RoleWarp {
     return smem + T::kAt.log_sum + stage * 4 * spec.tile_q;
   }
   /// Of the i-th tile of queries that the CTA visits.
-  FOVEA_DEVICE_MEMBER SharedAddress word_at(int i) const {
+  FOVEA_DEVICE_MEMBER SharedAddress posted_at(int i) const {
     return smem + T::kAt.words + 8 * (i % kSm90BackwardWords);
   }
 
   FOVEA_DEVICE_MEMBER PostedTile posted(int i) const {
-    const auto words = ptx::ld_shared<ptx::U32x2>(word_at(i));
+    const auto words = ptx::ld_shared<ptx::U32x2>(posted_at(i));
     return {words.x, static_cast<std::int32_t>(words.y)};
   }
 
@@ -107,10 +108,31 @@ struct BackwardCta : RoleWarp {
         OwnedWords{ptx::ld_shared<ptx::U32x4>(smem + T::kAt.work),
                    ptx::ld_shared<ptx::U32x4>(smem + T::kAt.work + 16)});
   }
-  FOVEA_DEVICE_MEMBER void post_owned(const OwnedKeys& keys) const {
-    const auto words = ptx::bit_cast<OwnedWords>(keys);
+  FOVEA_DEVICE_MEMBER void post_owned(const OwnedTile& tile) const {
+    const Sequence& s = tile.sequence;
+    const auto words = ptx::bit_cast<OwnedWords>(OwnedKeys{
+        tile.begin, tile.head, s.idx, s.seqlen_q, s.seqlen_kv, static_cast<std::int32_t>(s.q_row),
+        static_cast<std::int32_t>(s.kv_row), tile.is_nothing ? 1 : 0});
     ptx::st_shared(smem + T::kAt.work, words.lo);
     ptx::st_shared(smem + T::kAt.work + 16, words.hi);
+  }
+
+  /// By one thread: barriers of what is loaded, whose stages so many arrivals give back, and those of turns.
+  FOVEA_DEVICE_MEMBER void init_load_barriers(std::uint32_t stage_readers) const {
+    ptx::mbarrier_init(barrier(T::kAt.k_full, 0), 1);
+    ptx::mbarrier_init(barrier(T::kAt.v_full, 0), 1);
+    for (int i = 0; i < T::kStages; ++i) {
+      ptx::mbarrier_init(barrier(T::kAt.q_full, i), 1);
+      ptx::mbarrier_init(barrier(T::kAt.dout_full, i), 1);
+      ptx::mbarrier_init(barrier(T::kAt.stage_empty, i), stage_readers);
+    }
+  }
+  FOVEA_DEVICE_MEMBER void init_turn_barriers() const {
+    for (int i = 0; i < kSm90BackwardTurns; ++i) {
+      ptx::mbarrier_init(barrier(T::kAt.turn, i), 1);
+      ptx::mbarrier_init(barrier(T::kAt.added, i), 4);
+      ptx::mbarrier_init(barrier(T::kAt.passed, i), 1);
+    }
   }
 
   FOVEA_DEVICE_MEMBER static Sequence sequence_of(const OwnedKeys& keys) {
@@ -132,6 +154,17 @@ struct BackwardCta : RoleWarp {
   /// Of the rows that prepare_rows made, that of row 0 of a head.
   FOVEA_DEVICE_MEMBER std::int64_t first_row(const OwnedKeys& keys, std::int32_t q_head) const {
     return statistics_at<spec.is_varlen>(p.common.rows, sequence_of(keys), q_head);
+  }
+
+  /// Where dq of a tile of queries is summed, and is there nothing yet? Elsewhere prepare_rows has left zeros.
+  FOVEA_DEVICE_MEMBER float* dq_sums_of(const OwnedKeys& keys, std::int32_t tile) const {
+    if constexpr (spec.is_staggered)
+      return staggered_walk(keys).is_round(tile) ? p.rows.dq_round_sums : p.rows.dq_sums;
+    return p.rows.dq_sums;
+  }
+  FOVEA_DEVICE_MEMBER bool is_first_sum(const OwnedKeys& keys, std::int32_t tile) const {
+    if constexpr (spec.is_staggered) return ptx::vote_any(staggered_walk(keys).is_first(tile));
+    return spec.finishes_queries && ptx::vote_any(keys.kv_begin == 0);  // which every tile sees
   }
 };
 

@@ -24,7 +24,7 @@
 namespace fovea::cuda::sm90 {
 
 /// By both groups that own keys, when their products have been read and dk and dv stored: what was dout is theirs.
-template <Sm90BackwardSpec spec, class Mods>
+template <auto spec, class Mods>
 struct LastTiles {
   using T = BackwardTraits<spec>;
   // A group turns a product round there: 64 rows of 64 floats, no two of which that are stored at once share a bank.
@@ -61,9 +61,14 @@ struct LastTiles {
       for (std::int32_t first = tiles.begin; first < tiles.end; first += 32) {
         std::uint32_t mine = shared(q_head, first, tiles.end, chunk++ % 2);
         for (int i = 0; mine != 0; ++i, mine &= mine - 1) {
-          // A group for each of the two products that a tile is; where it is one, for every other tile.
-          if (T::kQueryProducts == 2 || i % 2 == group)
+          // A group for each of the two products that a tile is, or for two of four; where it is one, for every other
+          // tile.
+          if constexpr (T::kQueryProducts > T::kGroups) {
+            for (int product = 2 * group; product < 2 * group + 2; ++product)
+              finish(q_head, first + lowest_bit(mine), product);
+          } else if (T::kQueryProducts == 2 || i % 2 == group) {
             finish(q_head, first + lowest_bit(mine), T::kQueryProducts == 2 ? group : 0);
+          }
         }
       }
     }
@@ -190,12 +195,14 @@ struct LastTiles {
     return sums;
   }
 
-  static constexpr bool kProductsAreColumns = spec.tile_q == 64;
+  /// Products of 64 rows each stand side by side, then those of the next rows.
+  static constexpr int kSideBySide = spec.head_dim_qk / 64;
+  static constexpr bool kAreInOneRow = spec.tile_q == 64;
   FOVEA_DEVICE std::int32_t first_column(int product) {
-    return kProductsAreColumns ? 64 * product : 0;
+    return kAreInOneRow ? 64 * product : product % kSideBySide * 64;
   }
   FOVEA_DEVICE std::int32_t first_row(std::int32_t tile, int product) {
-    return tile * spec.tile_q + (kProductsAreColumns ? 0 : 64 * product);
+    return tile * spec.tile_q + (kAreInOneRow ? 0 : product / kSideBySide * 64);
   }
 
   FOVEA_DEVICE_MEMBER SharedAddress row_at(int row) const {

@@ -11,7 +11,7 @@
 namespace fovea::cuda::sm90 {
 
 /// The tiles of queries that see the keys of the CTA: of one q head of the group after the other, from the last one.
-template <Sm90BackwardSpec spec, class Mods>
+template <auto spec, class Mods>
 struct QueryWalk {
   using Tiles = TileWalk<Mods, WalkOrder::falling, WalkAxis::queries>;
 
@@ -55,7 +55,7 @@ struct QueryWalk {
 };
 
 /// All tiles of queries, of one q head of the group after the other, from the CTA's own beginning.
-template <Sm90BackwardSpec spec, class Mods>
+template <auto spec, class Mods>
 struct StaggeredQueryWalk {
   const std::int32_t num_tiles, last_head;
   const bool is_full;
@@ -86,7 +86,7 @@ struct StaggeredQueryWalk {
 };
 
 /// K and V once, then tiles of Q and dout with what is known of their rows.
-template <Sm90BackwardSpec spec, class Walk>
+template <auto spec, class Walk>
 struct BackwardLoad {
   using T = BackwardTraits<spec>;
   const BackwardCta<spec>& cta;
@@ -149,7 +149,7 @@ struct BackwardLoad {
   }
 
   FOVEA_DEVICE_MEMBER void post(const PostedTile& tile) const {
-    ptx::st_shared(cta.word_at(count),
+    ptx::st_shared(cta.posted_at(count),
                    ptx::U32x2{tile.word, static_cast<std::uint32_t>(tile.q_head)});
   }
 
@@ -188,7 +188,7 @@ struct BackwardLoad {
 };
 
 /// visit(load) for the CTA's keys.
-template <Sm90BackwardSpec spec, class Mods, class Visit>
+template <auto spec, class Mods, class Visit>
 FOVEA_DEVICE void with_load(const BackwardCta<spec>& cta, Visit&& visit) {
   const OwnedKeys keys = cta.owned();
   if constexpr (spec.is_staggered) {

@@ -57,7 +57,7 @@ FOVEA_DEVICE void prepare_rows(const PrepareRowsParams& p) {
   if (spec.has_origins && ptx::ld_global(p.from.origin + row) != 0) log_sum = quiet_nan();
   ptx::st_global(p.to.log_sum + log_sum_place(row), -log_sum);
   const float minus_delta = -ptx::ld_global(p.from.delta + row);
-  if constexpr (spec.has_dropout) {
+  if constexpr (delta_bytes(spec) == sizeof(float)) {
     ptx::st_global(static_cast<float*>(p.to.delta) + log_sum_place(row), minus_delta);
   } else {
     ptx::st_global(static_cast<ptx::U32x4*>(p.to.delta) + row,

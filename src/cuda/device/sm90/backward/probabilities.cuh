@@ -340,17 +340,7 @@ struct Probabilities {
 #pragma unroll 2
     for (int rows = 0; rows < spec.tile_q; rows += 8)
       bits.draw(f, key, at.batch, at.q_head, at.q_idx + rows + turn % 2, group_of_keys);
-    return transposed(transposed(bits.own, 2), 1);
-  }
-
-  /// Of each 4 bits those whose number has not the bit `distance` that the lane has, for those of the lane that differs
-  /// by it.
-  FOVEA_DEVICE_MEMBER std::uint32_t transposed(std::uint32_t own, std::uint32_t distance) const {
-    const std::uint32_t low = distance == 2 ? 0x33333333U : 0x55555555U;
-    const std::uint32_t other = ptx::shfl_bfly(own, static_cast<int>(4 * distance));
-    if ((static_cast<std::uint32_t>(cta.lane) / 4 & distance) != 0)
-      return (other >> distance & low) | (own & ~low);
-    return (own & low) | (other << distance & ~low);
+    return transposed_bits(transposed_bits(bits.own, 2, cta.lane, 4), 1, cta.lane, 4);
   }
 };
 

@@ -54,9 +54,9 @@ struct QueryGradients {
       issue(0);
       const PostedTile tile = cta.posted(i);
       float* const to =
-          sums_of(keys, tile.idx()) + lane_at +
+          cta.dq_sums_of(keys, tile.idx()) + lane_at +
           (cta.first_row(keys, tile.q_head) + tile.idx() * spec.tile_q) * spec.head_dim_qk;
-      const bool is_first = is_first_sum(keys, tile.idx());
+      const bool is_first = cta.is_first_sum(keys, tile.idx());
       const bool is_last = ptx::vote_any(tile.is_last());
       if constexpr (spec.is_deterministic)
         ptx::mbarrier_wait_parity(cta.barrier(T::kAt.turn, turns.stage), turns.parity);
@@ -94,18 +94,6 @@ struct QueryGradients {
           i > 0);
     }
     ptx::wgmma_commit_group();
-  }
-
-  /// Where a tile is summed, and is there nothing yet? Elsewhere prepare_rows has left zeros.
-  FOVEA_DEVICE_MEMBER float* sums_of(const OwnedKeys& keys, std::int32_t tile) const {
-    const Sm90BackwardRows& rows = cta.p.rows;
-    if constexpr (spec.is_staggered)
-      return cta.staggered_walk(keys).is_round(tile) ? rows.dq_round_sums : rows.dq_sums;
-    return rows.dq_sums;
-  }
-  FOVEA_DEVICE_MEMBER bool is_first_sum(const OwnedKeys& keys, std::int32_t tile) const {
-    if constexpr (spec.is_staggered) return ptx::vote_any(cta.staggered_walk(keys).is_first(tile));
-    return spec.finishes_queries && ptx::vote_any(keys.kv_begin == 0);  // which every tile sees
   }
 
   FOVEA_DEVICE_MEMBER void add(float* to, bool is_first) const {

@@ -26,7 +26,7 @@
 namespace fovea::cuda::sm90 {
 
 /// Of the CTA's walk.
-template <Sm90BackwardSpec spec>
+template <auto spec>
 FOVEA_DEVICE WalkProgress<spec.is_staggered> progress_of(const BackwardCta<spec>& cta,
                                                          const OwnedKeys& keys) {
   const ForwardParams& f = cta.p.common.forward;
@@ -39,7 +39,7 @@ FOVEA_DEVICE WalkProgress<spec.is_staggered> progress_of(const BackwardCta<spec>
 }
 
 /// Loads, and lets sums begin when it is the CTA's turn: two tiles behind what it loads, which is ahead of the sums.
-template <Sm90BackwardSpec spec>
+template <auto spec>
 struct TakeTurns {
   using T = BackwardTraits<spec>;
   const BackwardCta<spec>& cta;
@@ -94,7 +94,7 @@ struct TakeTurns {
 };
 
 /// Says what has been summed.
-template <Sm90BackwardSpec spec>
+template <auto spec>
 struct PassTurns {
   using T = BackwardTraits<spec>;
   const BackwardCta<spec>& cta;
