@@ -18,6 +18,10 @@ struct DeviceTraits {
   std::int64_t l2_bytes = 0;
 
   int compute_capability() const { return major * 10 + minor; }
+  /// And tcgen05, whose products lie there.
+  bool has_tensor_memory() const {
+    return compute_capability() == 100 || compute_capability() == 103;
+  }
   bool is_amd() const { return gfx != 0; }
 };
 

@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/sm100.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm80_f32.hpp"
 #include "cuda/backward/sm80_one_walk.hpp"
@@ -70,7 +71,8 @@ constexpr BackwardCandidate candidate_of() {
 
 constexpr std::array kCandidates = {candidate_of<Sm90Backward>(), candidate_of<Sm90WideBackward>(),
                                     candidate_of<Sm80OneWalk>(), candidate_of<Sm80Backward>(),
-                                    candidate_of<Sm80BackwardF32>()};
+                                    // Behind these until a GPU has seen it.
+                                    candidate_of<Sm100Backward>(), candidate_of<Sm80BackwardF32>()};
 
 }  // namespace
 

@@ -34,7 +34,7 @@ std::vector<TileChoice> tiles_of(const std::vector<BackwardStep>& steps) {
   for (const BackwardStep& step : steps) {
     if (!step.is_walk()) continue;
     const OwnerSpec* const owner = step.spec.owner();
-    tiles.push_back(owner != nullptr ? tile_of(*owner) : tile_of(step.spec.as<Sm90BackwardSpec>()));
+    tiles.push_back(owner != nullptr ? tile_of(*owner) : tile_of(*step.spec.key_walk()));
   }
   return tiles;
 }

@@ -173,8 +173,7 @@ BackwardTile tile_of(const BackwardPlan& plan) {
     return {plan.captured.spec.tile_owned, plan.captured.spec.tile_walked};
   if (plan.steps.empty()) return {};
   const OwnerSpec* spec = plan.steps.front().spec.owner();
-  if (spec == nullptr)
-    return {plan.steps.front().spec.as<Sm90BackwardSpec>().tile_q, kSm90BackwardKeys};
+  if (spec == nullptr) return {plan.steps.front().spec.key_walk()->tile_q, kSm90BackwardKeys};
   return spec->owns_keys ? BackwardTile{spec->tile_walked, spec->tile_owned}
                          : BackwardTile{spec->tile_owned, spec->tile_walked};
 }

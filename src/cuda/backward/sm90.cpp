@@ -131,19 +131,23 @@ std::uint32_t num_tiles(const ForwardProblem& f, std::int64_t length, std::int64
 const Sm90BackwardSpec& spec_of(const BackwardPlan& plan) {
   const auto main = std::ranges::find(plan.steps, KernelRole::main, &BackwardStep::role);
   FOVEA_ASSERT(main != plan.steps.end());
-  return main->spec.as<Sm90BackwardSpec>();
+  return *main->spec.key_walk();
 }
 
 }  // namespace
 
 std::optional<Refusal> Sm90Backward::refuses(const GradientProblem& g, const DeviceTraits& device) {
   if (auto refusal = refuses_16_bit(g, device)) return refusal;
-  const ForwardProblem& f = g.forward;
-  const Problem& p = f.problem;
   if (device.compute_capability() != 90) {
     return Refusal{
         fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
   }
+  return refuses_key_walk(g);
+}
+
+std::optional<Refusal> refuses_key_walk(const GradientProblem& g) {
+  const ForwardProblem& f = g.forward;
+  const Problem& p = f.problem;
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
   if (f.softmax_scale < kSmallestScale) {
     return Refusal{fmt::format("softmax_scale is {}; expected at least 2^-100", f.softmax_scale)};
@@ -157,30 +161,45 @@ std::optional<Refusal> Sm90Backward::refuses(const GradientProblem& g, const Dev
   return std::nullopt;
 }
 
-std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
-                                               const DeviceTraits& device) {
-  if (!g.wants_dq() && !g.wants_dk() && !g.wants_dv()) return {};
+Sm90BackwardSpec key_walk_spec(const GradientProblem& g) {
   const ForwardProblem& f = g.forward;
   Sm90BackwardSpec spec{{common_spec(g)}};
   const std::int64_t widest = std::max(f.head_dim_qk, f.head_dim_v);
   spec.head_dim_qk = spec.head_dim_v = static_cast<std::int32_t>(panels_of(widest));
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
-  spec.spares_registers = needs_registers(g);
-  spec.tile_q = spec.head_dim_qk == 128 || spec.spares_registers ? 64 : 128;
   spec.is_deterministic = f.problem.is_deterministic;
-  spec.num_warps = spec.is_deterministic ? 16 : 12;
-  spec.writes_elements = !stores_by_tma(g);
   spec.has_origins = has_program(g);
   spec.hides_keys = hides_keys(f);
   spec.asks_redo = asks_redo(g);
-  spec.is_staggered = is_staggered(f, kSm90BackwardKeys, spec.tile_q);
+  return spec;
+}
+
+void set_walks(const GradientProblem& g, Sm90BackwardSpec& spec) {
+  spec.is_staggered = is_staggered(g.forward, kSm90BackwardKeys, spec.tile_q);
   spec.finishes_queries = finishes_queries(g, spec.is_staggered);
+}
+
+std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
+                                               const DeviceTraits& device) {
+  if (!g.wants_dq() && !g.wants_dk() && !g.wants_dv()) return {};
+  Sm90BackwardSpec spec = key_walk_spec(g);
+  spec.spares_registers = needs_registers(g);
+  spec.tile_q = spec.head_dim_qk == 128 || spec.spares_registers ? 64 : 128;
+  spec.num_warps = spec.is_deterministic ? 16 : 12;
+  spec.writes_elements = !stores_by_tma(g);
+  set_walks(g, spec);
   spec.stores_pairs = bias_of_pairs(g).has_value();
-  Sm90BackwardSpec rows = spec;
-  rows.num_warps = kSm90RowWarps;
   BackwardStep main{KernelRole::main, spec,
                     static_cast<std::size_t>(sm90_backward_layout(spec).bytes)};
   main.multiplies_by_wgmma = true;
+  return with_steps_around(main, g, device);
+}
+
+std::vector<BackwardStep> with_steps_around(const BackwardStep& main, const GradientProblem& g,
+                                            const DeviceTraits& device) {
+  const Sm90BackwardSpec& spec = *main.spec.key_walk();
+  Sm90BackwardSpec rows = spec;
+  rows.num_warps = kSm90RowWarps;
   BackwardStep prepare{KernelRole::prepare, rows};
   prepare.header = "sm90/backward/prepare_rows.cuh";
   prepare.entry = "sm90::prepare_rows";
@@ -208,7 +227,7 @@ std::vector<BackwardStep> Sm90Backward::choose(const GradientProblem& g,
 std::size_t Sm90Backward::scratch_bytes(const std::vector<BackwardStep>& steps,
                                         const GradientProblem& g) {
   if (steps.empty()) return 0;
-  const auto& spec = steps.front().spec.as<Sm90BackwardSpec>();
+  const Sm90BackwardSpec& spec = *steps.front().spec.key_walk();
   return static_cast<std::size_t>(num_rows(g) * row_bytes(spec) + 4 * num_all_words(g, spec));
 }
 

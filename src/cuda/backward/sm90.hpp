@@ -42,6 +42,16 @@ struct Sm90BackwardLaunch {
   void prepare_pairs(const BackwardPlan& plan, std::int32_t* redo_words);
 };
 
+/// What Hopper's kernel and Blackwell's ask of a problem, whose CTAs own keys and sum dq in memory.
+std::optional<Refusal> refuses_key_walk(const GradientProblem& problem);
+/// What follows from the problem whatever the kernel and its tile; and, behind tile_q, from that.
+Sm90BackwardSpec key_walk_spec(const GradientProblem& problem);
+void set_walks(const GradientProblem& problem, Sm90BackwardSpec& spec);
+/// The kernel, and all that its spec asks for around it, which is Hopper's.
+std::vector<BackwardStep> with_steps_around(const BackwardStep& main,
+                                            const GradientProblem& problem,
+                                            const DeviceTraits& device);
+
 /// A row of the table of candidates.
 struct Sm90Backward {
   static constexpr std::string_view kName = "cuda/sm90/attention_backward";

@@ -78,6 +78,13 @@ struct SpecText<Sm90BackwardSpec> {
 };
 
 template <>
+struct SpecText<Sm100BackwardSpec> {
+  static constexpr std::string_view kName = "Sm100BackwardSpec";
+  using Base = Sm90BackwardSpec;
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm100BackwardSpec, awaits_keys)};
+};
+
+template <>
 struct SpecText<Sm90WideBackwardSpec> {
   static constexpr std::string_view kName = "Sm90WideBackwardSpec";
   using Base = OwnerSpec;
@@ -138,22 +145,29 @@ const OwnerSpec* AnyBackwardSpec::owner() const {
       spec_);
 }
 
+const Sm90BackwardSpec* AnyBackwardSpec::key_walk() const {
+  return std::visit(
+      [](const auto& spec) -> const Sm90BackwardSpec* {
+        if constexpr (std::is_base_of_v<Sm90BackwardSpec, std::decay_t<decltype(spec)>>)
+          return &spec;
+        return nullptr;
+      },
+      spec_);
+}
+
 bool AnyBackwardSpec::takes_turns() const {
   const auto* const sm80 = std::get_if<Sm80BackwardSpec>(&spec_);
   if (sm80 != nullptr) return sm80->takes_turns;
-  const auto* const sm90 = std::get_if<Sm90BackwardSpec>(&spec_);
-  return sm90 != nullptr && sm90->is_deterministic;
+  return key_walk() != nullptr && key_walk()->is_deterministic;
 }
 
 bool AnyBackwardSpec::stores_pairs() const {
-  const auto* const sm90 = std::get_if<Sm90BackwardSpec>(&spec_);
-  return sm90 != nullptr && sm90->stores_pairs;
+  return key_walk() != nullptr && key_walk()->stores_pairs;
 }
 
 bool AnyBackwardSpec::adds_queries() const {
   const auto* const sm80 = std::get_if<Sm80BackwardSpec>(&spec_);
-  return std::holds_alternative<Sm90BackwardSpec>(spec_) ||
-         (sm80 != nullptr && sm80->is_one_walk());
+  return key_walk() != nullptr || (sm80 != nullptr && sm80->is_one_walk());
 }
 
 std::string AnyBackwardSpec::print(std::string_view name) const {

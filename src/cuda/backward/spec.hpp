@@ -6,14 +6,15 @@
 #include <variant>
 
 #include "cuda/device/shared/backward_spec.h"
+#include "cuda/device/shared/backward_spec_sm100.h"
 #include "cuda/device/shared/backward_spec_sm90.h"
 #include "cuda/device/shared/backward_spec_sm90_wide.h"
 #include "cuda/device/shared/captured_params.h"
 
 namespace fovea::cuda {
 
-/// One of the specs of device/shared/backward_spec.h and of backward_spec_sm90.h and backward_spec_sm90_wide.h beside
-/// it. What all of them have is read as of a pointer: spec->num_warps.
+/// One of the specs of device/shared/backward_spec.h and of backward_spec_sm90.h, backward_spec_sm90_wide.h and
+/// backward_spec_sm100.h beside it. What all of them have is read as of a pointer: spec->num_warps.
 class AnyBackwardSpec {
  public:
   AnyBackwardSpec() = default;
@@ -34,6 +35,9 @@ class AnyBackwardSpec {
   /// Of a kernel that owns rows; null where another was chosen.
   const OwnerSpec* owner() const;
 
+  /// Of Hopper's kernel or of Blackwell's, whose CTAs own keys; null where another was chosen.
+  const Sm90BackwardSpec* key_walk() const;
+
   /// Of a walk that sums dq too, in memory; and in the order of keys.
   bool adds_queries() const;
   bool takes_turns() const;
@@ -48,7 +52,9 @@ class AnyBackwardSpec {
   std::string describe() const;
 
  private:
-  std::variant<Sm80BackwardSpec, PlainBackwardSpec, Sm90BackwardSpec, Sm90WideBackwardSpec> spec_;
+  std::variant<Sm80BackwardSpec, PlainBackwardSpec, Sm90BackwardSpec, Sm90WideBackwardSpec,
+               Sm100BackwardSpec>
+      spec_;
 };
 
 /// As AnyBackwardSpec::print.

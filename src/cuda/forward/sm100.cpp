@@ -18,10 +18,6 @@ constexpr std::int32_t kTileKv = 128;
 /// More buffers of keys and values than these have nothing to hide.
 constexpr std::int32_t kMostStages = 4;
 
-bool is_blackwell(const DeviceTraits& device) {
-  return device.compute_capability() == 100 || device.compute_capability() == 103;
-}
-
 /// Of each 16. Products of 128 columns take as long as all powers by ex2 do on sm_100, those of 64 half as long, and
 /// sm_103's ex2 is twice as fast: docs/kernels/attention_forward_sm100.md has the budget.
 std::int32_t polynomial_keys(const Sm100ForwardSpec& spec, const DeviceTraits& device) {
@@ -62,7 +58,7 @@ Sm100ForwardSpec of_many_rows(Sm100ForwardSpec spec, const ForwardProblem& f) {
 
 std::optional<Refusal> Sm100Forward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
-  if (!is_blackwell(device)) {
+  if (!device.has_tensor_memory()) {
     return Refusal{fmt::format("compute capability is {}.{}; expected 10.0 or 10.3", device.major,
                                device.minor)};
   }

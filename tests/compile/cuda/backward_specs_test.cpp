@@ -16,6 +16,7 @@
 #include "compile/cuda/compiler.hpp"
 #include "compile/cuda/sass.hpp"
 #include "cuda/backward/attention_backward.hpp"
+#include "cuda/backward/sm100.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm80_one_walk.hpp"
 #include "cuda/backward/sm90.hpp"
@@ -288,6 +289,46 @@ std::vector<Posed> posed_to_hopper() {
 
 INSTANTIATE_TEST_SUITE_P(All, HopperBackwardSpecs, ::testing::ValuesIn(posed_to_hopper()),
                          [](const auto& each) { return each.param.name; });
+
+struct PosedToBlackwell {
+  Posed posed;
+  int minor;  // of compute capability 10
+};
+
+void PrintTo(const PosedToBlackwell& each, std::ostream* out) { *out << each.posed.name; }
+
+/// sm100/attention_backward.
+class BlackwellBackwardSpecs : public ::testing::TestWithParam<PosedToBlackwell> {};
+
+TEST_P(BlackwellBackwardSpecs, SpillNothingAndMultiplyATileOnce) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const auto& [posed, minor] = GetParam();
+  const BackwardPlan plan =
+      choose_backward_by(Sm100Backward::kName, validated(posed), typical_device(10, minor));
+  const PlannedKernels kernels = planned_kernels(plan);
+  const auto main = std::ranges::find(kernels, KernelRole::main, &PlannedKernel::role);
+  const jit::Cubin& cubin = compiled(main->text, {.major = 10, .minor = minor});
+  EXPECT_EQ(cubin.report.spill_bytes, 0);
+  EXPECT_LE(cubin.report.compile_ms, 6000);  // on a busy machine; alone a third of it
+  const auto code = machine_code(cubin);
+  if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+  const auto& spec = plan.steps.front().spec.as<Sm100BackwardSpec>();
+  const int depth = spec.head_dim_qk / 16;
+  const int scores = 2 * depth;     // before the loop and in it
+  const int gradients = 2 * depth;  // of the first tile and of others
+  const int sums = 2 * (spec.tile_q / 16) + kSm90BackwardKeys / 16;  // dv and dk, dq
+  EXPECT_EQ(count(*code, "UTCHMMA"), scores + gradients + sums);
+  EXPECT_EQ(count(*code, "STTM.x16"), 4);  // P and dS, half at a time
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, BlackwellBackwardSpecs,
+    ::testing::Values(
+        PosedToBlackwell{{.name = "d128_causal", .mask = causal()}, 0},
+        PosedToBlackwell{
+            {.name = "d64_packed_causal_103", .head_dim = 64, .mask = causal(), .is_packed = true},
+            3}),
+    [](const auto& each) { return each.param.posed.name; });
 
 /// Words of dropout beside sums of head_dim 256; what a mask loads, on tiles that it cuts.
 constexpr int kMostSpilledByWideDropout = 160, kMostSpilledByWideParts = 8;

@@ -1,16 +1,22 @@
 #include "kernels/backward/backward_cases.hpp"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
+#include "cuda/backward/sm100.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "support/features.hpp"
 #include "support/random.hpp"
 
 namespace fovea::testing {
 namespace {
+
+/// What labels of blackwell_backward_plan end in.
+constexpr std::string_view kAwaiting = "_awaiting";
 
 GradientCase started(std::string label, Dtype dtype) {
   GradientCase problem{.forward = plain_case(dtype)};
@@ -611,6 +617,59 @@ std::vector<GradientCase> one_walk_cases() {
   take(hopper_backward_cases(), labels, "");
   take(wide_backward_cases(), wide_labels, "_any_order");
   return cases;
+}
+
+std::vector<GradientCase> blackwell_backward_cases() {
+  const std::vector<std::string> labels = {
+      "full_d128",             // staggered, dq by who adds last
+      "full_d128_any_order",   // by finish_queries
+      "full_d64_long",         // walks begin at different tiles
+      "causal_d128",           // dq by the last keys that see a tile
+      "causal_d64_any_order",  // a group of heads
+      "window_d96",            // padded
+      "one_key",
+      "one_query",
+      "no_query",
+      "no_key",
+      "packed_edges_d64",  // sequences without rows, rows of nobody
+      "packed_d128",
+      "documents_d64",     // a mask in parts
+      "hidden_keys_d128",  // evaluated pair by pair
+      "nan_rows_d128",
+      "programs_d128_any_order",  // with slopes
+      "line_d64_f16",
+      "large_bias_d64",  // rows without digits are computed again
+      "dropped_d64",
+      "dropped_softcap_d128",
+      "f32_gradients"};
+  std::vector<GradientCase> cases;
+  for (GradientCase& each : hopper_backward_cases()) {
+    if (std::ranges::find(labels, each.forward.label) == labels.end()) continue;
+    if (each.forward.label == "causal_d128") {
+      cases.push_back(each);
+      cases.back().forward.label += kAwaiting;
+    }
+    cases.push_back(std::move(each));
+  }
+  return cases;
+}
+
+bool is_short_blackwell_backward(std::string_view label) {
+  constexpr std::array<std::string_view, 5> kShort = {"causal_d128_awaiting", "packed_edges_d64",
+                                                      "one_key", "no_query", "no_key"};
+  return std::ranges::find(kShort, label) != kShort.end();
+}
+
+cuda::BackwardPlan blackwell_backward_plan(const std::string& label,
+                                           const GradientProblem& problem) {
+  cuda::DeviceTraits device = cuda::typical_device(10, 0);
+  device.l2_bytes = 1 << 18;  // heads come in several sections
+  device.num_sms = 1;         // a CTA computes several tiles again
+  cuda::BackwardPlan plan = cuda::choose_backward_by(cuda::Sm100Backward::kName, problem, device);
+  auto spec = plan.steps.front().spec.as<cuda::Sm100BackwardSpec>();
+  spec.awaits_keys = label.ends_with(kAwaiting);
+  plan.steps.front().spec = spec;
+  return plan;
 }
 
 bool is_in_any_order(const GradientCase& problem) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/backward/attention_backward.hpp"
@@ -28,6 +29,13 @@ std::vector<GradientCase> wide_backward_cases();
 /// What sm80/attention_backward_one_walk takes: of those of Hopper, every tile, mask, program and dtype. Head dims
 /// above 128 have no turns.
 std::vector<GradientCase> one_walk_cases();
+/// What sm100/attention_backward takes: of those of Hopper, each feature once.
+std::vector<GradientCase> blackwell_backward_cases();
+/// Those that every run of the tests takes.
+bool is_short_blackwell_backward(std::string_view label);
+/// By that kernel. Of labels that end in "awaiting" dq waits for dk's operand, over which it lies.
+cuda::BackwardPlan blackwell_backward_plan(const std::string& label,
+                                           const GradientProblem& problem);
 /// May dq of a case be summed in any order? Those whose label says so.
 bool is_in_any_order(const GradientCase& problem);
 

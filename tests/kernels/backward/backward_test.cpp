@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/backward/backward_cases.hpp"
+#include "kernels/backward/each_key_walk.hpp"
 #include "kernels/backward/emulated_backward.hpp"
 #include "kernels/each_landing.hpp"
 #include "support/compare.hpp"
@@ -43,25 +44,8 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedBackwards, ::testing::ValuesIn(backward_ca
 
 class EmulatedHopperBackwards : public ::testing::TestWithParam<GradientCase> {};
 
-/// CTAs of a head run beside each other, in every order of arrival; dq then has the same bits, and what programs
-/// capture in any order.
 TEST_P(EmulatedHopperBackwards, EqualTheOracle) {
-  const GradientCase& problem = GetParam();
-  std::vector<std::vector<Bits>> bits;
-  int ctas_at_once = 1;
-  for_each_landing([&](Emulation& emulation) {
-    BackwardCompareOptions options;
-    options.products = ComputeDtype::bf16;
-    options.run = [&](AttentionBackward args) {
-      args.forward.is_deterministic = !is_in_any_order(problem);
-      run_hopper_backward(problem.forward.label, args, ctas_at_once++, emulation);
-      bits.emplace_back();
-      if (!is_in_any_order(problem)) bits.back().push_back(bits_of(args.dq));
-      for (const CapturedTensor& each : args.dcaptured) bits.back().push_back(bits_of(each.view));
-    };
-    EXPECT_EQ(backward_difference(problem, options), "");
-  });
-  for (const auto& each : bits) EXPECT_EQ(each, bits.front());
+  expect_key_walk_equals_oracle(GetParam(), run_hopper_backward);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedHopperBackwards, ::testing::ValuesIn(hopper_backward_cases()),

@@ -30,7 +30,7 @@ struct EmulatedBackward {
   EmulatedCaptured captured;
 };
 
-/// sm90/attention_backward and what runs around it.
+/// sm90/attention_backward, or sm100/attention_backward, and what runs around it.
 struct EmulatedHopperBackward {
   std::string_view name;
   void (*delta)(const BackwardParams& params);
@@ -65,6 +65,7 @@ struct EmulatedOneWalk {
 };
 
 const EmulatedHopperBackward& hopper_backward_named(std::string_view name);
+const EmulatedHopperBackward& blackwell_backward_named(std::string_view name);
 const EmulatedWideBackward& wide_backward_named(std::string_view name);
 const EmulatedOneWalk& one_walk_named(std::string_view name);
 std::span<const EmulatedBackward> half_of_backwards();
@@ -81,6 +82,9 @@ void run_backward(const std::string& label, const AttentionBackward& args, Emula
 /// The same on Hopper, by sm90/attention_backward, so many CTAs at once.
 void run_hopper_backward(const std::string& label, const AttentionBackward& args, int ctas_at_once,
                          Emulation& emulation);
+/// The same on Blackwell, by sm100/attention_backward.
+void run_blackwell_backward(const std::string& label, const AttentionBackward& args,
+                            int ctas_at_once, Emulation& emulation);
 /// And by sm90/attention_backward_wide.
 void run_wide_backward(const std::string& label, const AttentionBackward& args,
                        Emulation& emulation);

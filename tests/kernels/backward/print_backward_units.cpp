@@ -1,5 +1,5 @@
 // Writes the kernels of backward_cases.hpp as text for the host compiler:
-// print_backward_units HALF OTHER_HALF CAPTURED HOPPER WIDE ONE_WALK
+// print_backward_units HALF OTHER_HALF CAPTURED HOPPER WIDE ONE_WALK BLACKWELL
 #include <fmt/format.h>
 
 #include <fstream>
@@ -7,6 +7,7 @@
 
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/candidates.hpp"
+#include "cuda/backward/sm100.hpp"
 #include "cuda/backward/sm80_one_walk.hpp"
 #include "cuda/backward/sm90.hpp"
 #include "cuda/backward/sm90_wide.hpp"
@@ -39,11 +40,21 @@ std::string print_captured(const std::string& label, const cuda::CapturedPlan& p
          kernel("captured_tiles", plan.dense_program, plan.dense_program != nullptr, "dense") + "}";
 }
 
-/// Steps of a row of Hopper: not every plan has the third, nor those behind it.
-constexpr std::size_t kFinishStep = 2, kNumHopperSteps = 6;
+/// Steps of a row of Hopper, or of Blackwell: not every plan has the third, nor those behind it.
+constexpr std::size_t kFinishStep = 2, kNumKeyWalkSteps = 6;
 
-/// The kernels of a case without their entries, of a candidate or where it is empty of the first of sm_80; their row of
-/// a table of functions.
+/// Of a candidate, or where it is empty of the first of sm_80.
+cuda::BackwardPlan plan_by(std::string_view candidate, const std::string& label,
+                           const GradientProblem& problem) {
+  if (candidate.empty()) return testing::plan_of_owners(problem);
+  if (candidate == cuda::Sm100Backward::kName)
+    return testing::blackwell_backward_plan(label, problem);
+  const cuda::DeviceTraits device =
+      cuda::typical_device(candidate == cuda::Sm80OneWalk::kName ? 8 : 9, 0);
+  return cuda::choose_backward_by(candidate, problem, device);
+}
+
+/// The kernels of a case without their entries, of a candidate as in plan_by; their row of a table of functions.
 void print(const testing::GradientCase& each, std::string_view candidate, std::ofstream& out,
            std::string& table) {
   testing::GradientMemory memory(each);
@@ -52,10 +63,7 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
   args.forward.is_deterministic = !testing::is_in_any_order(each);
   const GradientProblem problem = validate(problem_of(args), "print_backward_units");
   const bool is_named = !candidate.empty();
-  const cuda::DeviceTraits device =
-      cuda::typical_device(is_named && candidate != cuda::Sm80OneWalk::kName ? 9 : 8, 0);
-  const cuda::BackwardPlan plan = is_named ? cuda::choose_backward_by(candidate, problem, device)
-                                           : testing::plan_of_owners(problem);
+  const cuda::BackwardPlan plan = plan_by(candidate, label, problem);
   const cuda::BackwardCandidate& kernel = cuda::backward_candidate_named(plan.candidate);
   const std::string mods = "Mods_" + label;
   out << fmt::format(
@@ -66,7 +74,7 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
       "  {{\"{0}\", [](const BackwardParams& p) {{ backward_delta<delta_{0}, {1}>(p); "
       "}},\n   {2}",
       label, mods, is_named ? "" : "{");
-  const bool is_hopper = candidate == cuda::Sm90Backward::kName;
+  const bool is_key_walk = !plan.steps.empty() && plan.steps.front().spec.key_walk() != nullptr;
   std::size_t num_members = plan.steps.size();
   const auto add_null = [&] {
     table += "nullptr,\n    ";
@@ -74,16 +82,16 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
   };
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
     const cuda::BackwardStep& step = plan.steps[i];
-    if (is_hopper && i == kFinishStep && step.role != cuda::KernelRole::convert) add_null();
+    if (is_key_walk && i == kFinishStep && step.role != cuda::KernelRole::convert) add_null();
     const std::string name = fmt::format("spec_{}_{}", label, i);
     out << step.spec.print(name);
     table += fmt::format("[](const {}& p) {{ {}<{}, {}>(p); }},\n    ",
                          step.params.empty() ? kernel.params : step.params,
                          step.entry.empty() ? kernel.entry : step.entry, name, mods);
   }
-  while (is_hopper && num_members < kNumHopperSteps) add_null();
+  while (is_key_walk && num_members < kNumKeyWalkSteps) add_null();
   if (!is_named) table += "},\n    ";
-  if (!is_named || is_hopper) table += print_captured(label, plan.captured, out);
+  if (!is_named || is_key_walk) table += print_captured(label, plan.captured, out);
   table += "},\n";
   out << "}\n";
 }
@@ -91,7 +99,7 @@ void print(const testing::GradientCase& each, std::string_view candidate, std::o
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 7) return 2;
+  if (argc != 8) return 2;
   std::ofstream parts[] = {std::ofstream(argv[1]), std::ofstream(argv[2]), std::ofstream(argv[3])};
   std::string tables[3];
   const std::vector<testing::GradientCase> cases = testing::backward_cases();
@@ -106,12 +114,13 @@ int main(int argc, char** argv) {
         tables[part]);
   }
   const auto print_all = [](const std::vector<testing::GradientCase>& all,
-                            std::string_view candidate, std::string_view type, const char* path) {
+                            std::string_view candidate, std::string_view type, const char* path,
+                            std::string_view table_name = "") {
     std::ofstream out(path);
     std::string table;
     for (const auto& each : all) print(each, candidate, out, table);
-    out << fmt::format("namespace fovea::cuda {{\nconstexpr Emulated{0} k{0}s[] = {{\n{1}}};\n}}\n",
-                       type, table);
+    out << fmt::format("namespace fovea::cuda {{\nconstexpr Emulated{} k{}s[] = {{\n{}}};\n}}\n",
+                       type, table_name.empty() ? type : table_name, table);
     return static_cast<bool>(out);
   };
   const bool has_hopper = print_all(testing::hopper_backward_cases(), cuda::Sm90Backward::kName,
@@ -120,5 +129,10 @@ int main(int argc, char** argv) {
                                   "WideBackward", argv[5]);
   const bool has_one_walk =
       print_all(testing::one_walk_cases(), cuda::Sm80OneWalk::kName, "OneWalk", argv[6]);
-  return parts[0] && parts[1] && parts[2] && has_hopper && has_wide && has_one_walk ? 0 : 1;
+  const bool has_blackwell =
+      print_all(testing::blackwell_backward_cases(), cuda::Sm100Backward::kName, "HopperBackward",
+                argv[7], "BlackwellBackward");
+  return parts[0] && parts[1] && parts[2] && has_hopper && has_wide && has_one_walk && has_blackwell
+             ? 0
+             : 1;
 }

@@ -15,6 +15,7 @@
 
 #include "cuda/backward/attention_backward.hpp"
 #include "cuda/backward/launch.hpp"
+#include "cuda/backward/sm100.hpp"
 #include "cuda/backward/sm80.hpp"
 #include "cuda/backward/sm90_wide.hpp"
 
@@ -237,6 +238,50 @@ TEST(BackwardCandidates, WideHeadsHaveTheStagesThatFit) {
   };
   EXPECT_THAT(stages_of(256), ElementsAre(2, 2, 2, 1));
   EXPECT_THAT(stages_of(192), ElementsAre(3, 3, 3, 2));
+}
+
+/// What is around the kernel is Hopper's, for tiles of 128 queries and deltas that threads subtract.
+TEST(BackwardCandidates, BlackwellsKernelHasHoppersAroundIt) {
+  for (const std::int64_t head_dim : {8, 64, 96, 128}) {
+    const BackwardPlan plan = choose_backward_by(
+        Sm100Backward::kName, validate(problem_of({.head_dim = head_dim}), "test"),
+        typical_device(10, 0));
+    EXPECT_THAT(roles_of(plan),
+                ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare));
+    const auto& spec = plan.steps.front().spec.as<Sm100BackwardSpec>();
+    const std::int32_t padded = head_dim <= 64 ? 64 : 128;
+    EXPECT_EQ(spec.head_dim_qk, padded);
+    EXPECT_EQ(spec.stages, padded == 64 ? 3 : 2);
+    EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(plan.device.shared_bytes_per_cta));
+    EXPECT_LE(sm100_backward_tensor_layout(spec).columns, kSm100Columns);
+    EXPECT_EQ(sm100_backward_tensor_layout(spec).is_dq_over_ds, padded == 128);
+    EXPECT_EQ(delta_bytes(spec), 4);
+    EXPECT_TRUE(spec.is_staggered && spec.finishes_queries);
+    EXPECT_EQ(tile_of(plan).q, 128);
+    EXPECT_EQ(product_depths(plan).qk, 3);
+    EXPECT_THAT(describe_sums(plan), HasSubstr("dq in the order of keys, in "));
+  }
+  EXPECT_THAT(roles_of(choose_backward_by(Sm100Backward::kName,
+                                          validate(problem_of({.is_packed = true}), "test"),
+                                          typical_device(10, 3))),
+              ElementsAre(KernelRole::delta, KernelRole::main, KernelRole::prepare,
+                          KernelRole::convert, KernelRole::redo_keys, KernelRole::redo_queries));
+}
+
+/// Until a GPU has seen it a plan takes it by a measurement alone.
+TEST(BackwardCandidates, BlackwellsKernelStandsBehindSm80s) {
+  EXPECT_EQ(choose_backward(validate(problem_of({}), "test"), typical_device(10, 0)).candidate,
+            "cuda/sm80/attention_backward_one_walk");
+  const auto reason = [](const Posed& posed, int major, int minor) {
+    const auto refusal =
+        Sm100Backward::refuses(validate(problem_of(posed), "test"), typical_device(major, minor));
+    return refusal ? refusal->reason : "";
+  };
+  EXPECT_EQ(reason({}, 10, 0), "");
+  EXPECT_EQ(reason({.score = softcap(30), .dropout_p = 0.1F}, 10, 3), "");
+  EXPECT_EQ(reason({}, 9, 0), "compute capability is 9.0; expected 10.0 or 10.3");
+  EXPECT_EQ(reason({}, 12, 0), "compute capability is 12.0; expected 10.0 or 10.3");
+  EXPECT_EQ(reason({.head_dim = 136}, 10, 0), "head_dim_qk is 136; expected at most 128");
 }
 
 TEST(BackwardCandidates, OrderOfSumsIsSaid) {
