@@ -5,20 +5,17 @@
 #include "fovea/error.hpp"
 
 namespace fovea::cuda {
-namespace {
-
-constexpr int kOldestMajor = 8;  // mma.sync of bf16, cp.async
-
-}  // namespace
-
 std::string why_unavailable(const driver::Driver& driver, jit::Loader& loader, int device_index) {
   try {
     const driver::DeviceInfo& device = driver.device(device_index);
     if (!driver.is_usable()) return std::string(driver::kForked);
-    if (device.compute_capability_major < kOldestMajor) {
-      return fmt::format("cuda:{} ({}) has compute capability {}.{}; expected {}.0 or newer",
-                         device_index, device.name, device.compute_capability_major,
-                         device.compute_capability_minor, kOldestMajor);
+    const jit::Architecture architecture{device.compute_capability_major,
+                                         device.compute_capability_minor};
+    constexpr jit::Architecture kOldest = jit::kOldestArchitecture;
+    if (architecture < kOldest) {
+      return fmt::format("cuda:{} ({}) has compute capability {}.{}; expected {}.{} or newer",
+                         device_index, device.name, architecture.major, architecture.minor,
+                         kOldest.major, kOldest.minor);
     }
   } catch (const Unsupported& error) {
     return error.what();

@@ -18,18 +18,33 @@ DeviceTraits traits_of(const driver::DeviceInfo& info) {
           .l2_bytes = info.l2_bytes};
 }
 
-DeviceTraits typical_device(int major, int minor) {
-  const int capability = major * 10 + minor;
-  DeviceTraits device{.major = major, .minor = minor};
-  const bool is_blackwell = capability >= 100 && capability < 110;  // of data centres
+namespace {
+
+struct Typical {
+  int shared_kb_of_cta, shared_kb_of_sm, num_sms, l2_mib;
+};
+
+Typical typical_of(int capability) {
+  if (capability < 80) return {64, 64, 40, 4};  // T4
   const bool is_consumer =
       capability == 86 || capability == 89 || (capability >= 110 && capability < 130);
-  device.shared_bytes_per_cta = is_consumer ? 99 * 1024 : capability < 90 ? 163 * 1024 : 227 * 1024;
-  device.shared_bytes_per_sm = device.shared_bytes_per_cta + kReservedSharedBytes;
-  device.num_sms = is_consumer ? 84 : capability < 90 ? 108 : is_blackwell ? 148 : 132;
-  const int l2_mib = is_consumer ? 6 : capability < 90 ? 40 : is_blackwell ? 126 : 50;
-  device.l2_bytes = l2_mib * std::int64_t{1 << 20};
-  return device;
+  if (is_consumer) return {99, 100, 84, 6};
+  if (capability < 90) return {163, 164, 108, 40};
+  const bool is_blackwell = capability >= 100 && capability < 110;  // of data centres
+  if (is_blackwell) return {227, 228, 148, 126};
+  return {227, 228, 132, 50};
+}
+
+}  // namespace
+
+DeviceTraits typical_device(int major, int minor) {
+  const Typical typical = typical_of(major * 10 + minor);
+  return {.major = major,
+          .minor = minor,
+          .num_sms = typical.num_sms,
+          .shared_bytes_per_cta = typical.shared_kb_of_cta * 1024,
+          .shared_bytes_per_sm = typical.shared_kb_of_sm * 1024,
+          .l2_bytes = typical.l2_mib * std::int64_t{1 << 20}};
 }
 
 DeviceTraits typical_amd_device(int gfx) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/shared/instructions.h"
 #include "cuda/driver/driver.hpp"
 
 namespace fovea::cuda {
@@ -23,9 +24,10 @@ struct DeviceTraits {
     return compute_capability() == 100 || compute_capability() == 103;
   }
   bool is_amd() const { return gfx != 0; }
+  Instructions instructions() const { return major < 8 ? Instructions::sm75 : Instructions::sm80; }
 };
 
-/// The driver keeps so much shared memory of each CTA.
+/// The driver keeps so much shared memory of each CTA. On 7.5 it keeps none: no tile of several CTAs needs the last KB.
 inline constexpr int kReservedSharedBytes = 1024;
 
 DeviceTraits traits_of(const driver::DeviceInfo& info);

@@ -30,6 +30,9 @@ namespace spec_text {
 
 std::string print_value(Element value) { return "Element::" + std::string(name(value)); }
 std::string print_value(Codes value) { return "Codes::" + std::string(name(value)); }
+std::string print_value(Instructions value) {
+  return value == Instructions::sm75 ? "Instructions::sm75" : "Instructions::sm80";
+}
 std::string print_value(std::int32_t value) { return std::to_string(value); }
 std::string print_value(bool value) { return value ? "true" : "false"; }
 

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "cuda/device/shared/element.h"
+#include "cuda/device/shared/instructions.h"
 
 namespace fovea::cuda {
 
@@ -63,6 +64,7 @@ consteval bool lists_all_members() {
 
 std::string print_value(Element value);
 std::string print_value(Codes value);
+std::string print_value(Instructions value);
 std::string print_value(std::int32_t value);
 std::string print_value(bool value);
 

@@ -1182,7 +1182,7 @@ class Kernels(CommandTest):
     def test_mistakes_are_one_line(self):
         self.expect(self.run_with("cache", "wipe"), 2, "wipe", "list, verify or clear")
         self.expect(self.pack("--arch", "sm_70"), 2, "--arch")
-        self.expect(self.run_with("pack", "--arch", "turing"), 2, "turing", "sm_80 or later")
+        self.expect(self.run_with("pack", "--arch", "turing"), 2, "turing", "sm_75 or later")
         self.expect(self.pack(FOVEA_NVRTC="/nowhere"), 3, "no kernel compiler", "/nowhere")
         self.expect(self.pack("--strict", "--known-spills", "missing.txt"), 2, "--known-spills", "missing.txt")
         self.expect(self.run_with("cache", "list", FOVEA_CACHE_MAX_MIB="0"), 2, "no cache folder")

@@ -100,15 +100,11 @@ void add_scaled(Table& table, std::integer_sequence<int, idx...>) {
 }
 
 Table make_table() {
-  Table table{{"matrices", matrices},
-              {"mma_bf16", mma<Product::bf16>},
-              {"mma_f16", mma<Product::f16>},
-              {"mma_tf32", mma<Product::tf32>},
-              {"mma_e4m3", mma<Product::e4m3>},
-              {"arithmetic", arithmetic},
-              {"copies", copies},
-              {"bulk_copies", bulk_copies},
-              {"cluster_copies", cluster_copies},
+  Table table{{"matrices", matrices},           {"mma_bf16", mma<Product::bf16>},
+              {"mma_f16", mma<Product::f16>},   {"mma_f16_halves", mma<Product::f16_halves>},
+              {"mma_tf32", mma<Product::tf32>}, {"mma_e4m3", mma<Product::e4m3>},
+              {"arithmetic", arithmetic},       {"copies", copies},
+              {"bulk_copies", bulk_copies},     {"cluster_copies", cluster_copies},
               {"tma_multicast", tma_multicast}};
   add_ranks(table, std::make_integer_sequence<int, 5>());
   add_scaled(table, std::make_integer_sequence<int, 8>());

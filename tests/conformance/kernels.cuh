@@ -137,7 +137,7 @@ FOVEA_DEVICE void matrices(const Params& p) {
   dump_shared(static_cast<std::uint32_t*>(p.out) + 12 * 32, base, kImage);
 }
 
-enum class Product { bf16, f16, tf32, e4m3 };
+enum class Product { bf16, f16, f16_halves, tf32, e4m3 };
 
 /// in: per lane 4 words of a, 2 of b, 2 unused, 4 of d before. out: 4 of d.
 template <Product product>
@@ -154,6 +154,9 @@ FOVEA_DEVICE void mma(const Params& p) {
     ptx::mma_m16n8k16<Element::f16>(d, a, b.x, b.y);
   } else if constexpr (product == Product::e4m3) {
     ptx::mma_m16n8k32_e4m3(d, a, b.x, b.y);
+  } else if constexpr (product == Product::f16_halves) {
+    ptx::mma_m16n8k8_f16(d, a[0], a[1], b.x);
+    ptx::mma_m16n8k8_f16(d, a[2], a[3], b.y);
   } else {
     ptx::mma_m16n8k8_tf32(d, a, b.x, b.y);
   }

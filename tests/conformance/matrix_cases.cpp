@@ -103,10 +103,12 @@ struct ProductRow {
   int depth, fraction_bits, exponent_bits;
 };
 
-constexpr std::array<ProductRow, 4> kProducts{{{"mma_bf16", "mma<Product::bf16>", 16, 7, 8},
-                                               {"mma_f16", "mma<Product::f16>", 16, 10, 5},
-                                               {"mma_tf32", "mma<Product::tf32>", 8, 23, 8},
-                                               {"mma_e4m3", "mma<Product::e4m3>", 32, 3, 4}}};
+constexpr std::array<ProductRow, 5> kProducts{
+    {{"mma_bf16", "mma<Product::bf16>", 16, 7, 8},
+     {"mma_f16", "mma<Product::f16>", 16, 10, 5},
+     {"mma_f16_halves", "mma<Product::f16_halves>", 16, 10, 5},
+     {"mma_tf32", "mma<Product::tf32>", 8, 23, 8},
+     {"mma_e4m3", "mma<Product::e4m3>", 32, 3, 4}}};
 
 std::uint32_t encoded(const ProductRow& row, int value) {
   if (value == 0) return 0;

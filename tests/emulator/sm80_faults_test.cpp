@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "cuda/emulator/emulator.hpp"
@@ -44,7 +45,7 @@ struct Guest {
   }
 
   template <Planted planted>
-  Outcome run(const Options& options) const {
+  Outcome run(const Options& options, int compute_capability = 80) const {
     Device device;
     float* out = device.buffer<float>("out", static_cast<std::size_t>(problem.rows) * 64);
     const guest80::Params params{.q = device.buffer("q", problem.q),
@@ -56,7 +57,8 @@ struct Guest {
                                  .softmax_scale_log2 = problem.scale_log2()};
     const LaunchConfig config{.grid = {kCtas, 1, 1},
                               .block = {guest80::kThreads, 1, 1},
-                              .shared_bytes = guest80::kSharedBytes};
+                              .shared_bytes = guest80::kSharedBytes,
+                              .compute_capability = compute_capability};
     Report report = device.launch(config, options, [&] { guest80::attention<planted>(params); });
     const double error = problem.error(out);
     return {std::move(report), error};
@@ -89,6 +91,18 @@ TEST(Sm80Faults, RightKernelIsCleanOverSeeds) {
     return std::move(outcome.report);
   });
   EXPECT_EQ(report.text(), "");
+}
+
+TEST(Sm80Faults, InstructionsThatTuringLacksAreNamed) {
+  const Report report = Guest().run<Planted::nothing>({}, 75).report;
+  ASSERT_TRUE(report.has(Fault::architecture)) << report.text();
+  for (const char* name :
+       {"cp.async", "cp.async.commit_group", "cp.async.wait_group", "mma.sync"}) {
+    EXPECT_NE(
+        report.text().find(std::string(name) + " needs compute capability 8.0; the GPU has 7.5"),
+        std::string::npos)
+        << report.text();
+  }
 }
 
 TEST(Sm80Faults, MissingWaitGroupIsARace) {

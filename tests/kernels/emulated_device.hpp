@@ -32,7 +32,7 @@ struct Emulation {
   int ctas_at_once = 1;
   int ctas_per_sm = 1;          // that share its registers
   bool is_dependent = false;    // launches start beside those before them
-  int compute_capability = 0;   // of the GPU; 0: it has all instructions
+  int compute_capability = 0;   // of the GPU, as LaunchConfig has it
   std::int64_t num_redone = 0;  // row tiles that Hopper's kernel computed again
   std::vector<Launched> launched;
 

@@ -36,7 +36,7 @@ cuda::TensorMapParam encode_for_emulator(const cuda::driver::TensorMapSpec& spec
 
 void run_emulated(const Run& run, Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
-  register_tensors(run, emulation);
+  start(run, emulation);
   void* workspace = plan.workspace_bytes == 0
                         ? nullptr
                         : emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
@@ -77,7 +77,7 @@ void run_hopper_short(const Run& run, Emulation& emulation) {
   const ForwardProblem problem = planned_for_short(run.problem, kMostHopperPacked);
   const cuda::ForwardPlan plan = plan_of(run.label, problem, run.device);
   ASSERT_EQ(plan.candidate, cuda::Sm90ForwardShort::kName);
-  register_tensors(run, emulation);
+  start(run, emulation);
   cuda::Sm90ShortLaunch call = cuda::Sm90ForwardShort::prepare(problem, plan, run.args, run.cache,
                                                                nullptr, encode_for_emulator);
   const cuda::KernelLaunches launches = call.launches(plan);
@@ -94,7 +94,7 @@ template <typename Kernel, typename Function>
 void run_splits(const Run& run, Function (*named)(std::string_view), Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
   ASSERT_EQ(plan.candidate, Kernel::kName);
-  register_tensors(run, emulation);
+  start(run, emulation);
   void* workspace = emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
   auto call =
       Kernel::prepare(run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
@@ -143,7 +143,7 @@ constexpr unsigned char kGarbage = 0x5A;
 template <typename Kernel>
 void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
                      const cuda::EmulatedHopper& kernel, Emulation& emulation) {
-  register_tensors(run, emulation);
+  start(run, emulation);
   const auto workspace = emulation.device.buffer(
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
   cuda::Sm90Launch call =
@@ -183,8 +183,7 @@ void run_sm80_quantized(const Run& run, Emulation& emulation) {
   ASSERT_EQ(plan.candidate, cuda::Sm80ForwardQuantized::kName);
   const cuda::DeviceTraits compiled_for = rounding_device(run.problem.problem.quant);
   ASSERT_EQ(plan.spec, plan_of(run.label, run.problem, compiled_for).spec);
-  emulation.compute_capability = run.device.compute_capability();
-  register_tensors(run, emulation);
+  start(run, emulation);
   const auto workspace = emulation.device.buffer(
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
   cuda::Sm80QuantizedLaunch call = cuda::Sm80ForwardQuantized::prepare(

@@ -10,7 +10,8 @@
 
 namespace fovea::testing {
 
-void register_tensors(const Run& run, Emulation& emulation) {
+void start(const Run& run, Emulation& emulation) {
+  emulation.compute_capability = run.device.compute_capability();
   std::vector<TensorBytes> tensors = tensors_of_call(run.args);
   if (run.cache != nullptr) {
     for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);

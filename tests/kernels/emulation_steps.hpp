@@ -8,8 +8,8 @@
 
 namespace fovea::testing {
 
-/// All that a kernel may touch, but its workspace.
-void register_tensors(const Run& run, Emulation& emulation);
+/// The GPU, and all that a kernel may touch but its workspace.
+void start(const Run& run, Emulation& emulation);
 
 /// In memory of their own, so that no access to them strays into the rest of the workspace; and built.
 void build_tables(const cuda::ForwardPlan& plan, cuda::ForwardLaunch& call, Emulation& emulation);

@@ -67,6 +67,9 @@ struct NamedCacheCase {
   CacheCase problem;
 };
 std::vector<NamedCacheCase> kernel_cache_cases();
+/// The kernels of sm_80 on Turing: f16 by its products and through registers, bf16 in f32.
+std::vector<Case> turing_cases();
+std::vector<NamedCacheCase> turing_cache_cases();
 /// Of sm80/attention_coded, and of sm80/decode_coded.
 std::vector<NamedCacheCase> coded_cache_cases();
 std::vector<NamedCacheCase> coded_decode_cases();

@@ -205,6 +205,15 @@ TEST_P(EmulatedForwards, EqualTheOracle) {
   expect_equals_oracle(GetParam(), run_emulated, cuda::typical_device(8, 0));
 }
 
+class EmulatedOnTuring : public ::testing::TestWithParam<Case> {};
+
+TEST_P(EmulatedOnTuring, EqualTheOracle) {
+  expect_equals_oracle(GetParam(), run_emulated, cuda::typical_device(7, 5));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedOnTuring, ::testing::ValuesIn(turing_cases()),
+                         [](const auto& each) { return each.param.label; });
+
 class EmulatedShorts : public ::testing::TestWithParam<Case> {};
 
 TEST_P(EmulatedShorts, EqualTheOracle) {
@@ -320,6 +329,16 @@ TEST(PackedForwards, FindTheRowsOfManySequences) {
   expect_many_sequences("packed_many", kernel_cases(), run_emulated, cuda::typical_device(8, 0));
   expect_many_sequences("hopper_packed_many", hopper_cases(), run_hopper, sectioned_hopper());
 }
+
+class EmulatedCachesOnTuring : public ::testing::TestWithParam<NamedCacheCase> {};
+
+TEST_P(EmulatedCachesOnTuring, EqualTheOracle) {
+  Emulation emulation;
+  expect_cache_equals_oracle(GetParam(), run_emulated, cuda::typical_device(7, 5), emulation);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedCachesOnTuring, ::testing::ValuesIn(turing_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
 
 class EmulatedCaches : public ::testing::TestWithParam<NamedCacheCase> {};
 

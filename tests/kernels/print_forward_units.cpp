@@ -43,6 +43,11 @@ void print_forwards(std::ofstream& out) {
   for (const auto& each : testing::kernel_cache_cases())
     print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), ampere), out,
           table);
+  const cuda::DeviceTraits turing = cuda::typical_device(7, 5);
+  for (const auto& each : testing::turing_cases())
+    print(each.label, testing::plan_of(each.label, testing::problem_of_case(each), turing), out, table);
+  for (const auto& each : testing::turing_cache_cases())
+    print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), turing), out, table);
   for (const auto& each : testing::short_cases()) {
     const ForwardProblem problem =
         testing::planned_for_short(testing::problem_of_case(each), testing::kMostPacked);

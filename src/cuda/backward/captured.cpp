@@ -132,21 +132,26 @@ bool sums_deltas(const GradientProblem& g, const std::vector<CapturedDerivative>
 CapturedSpec choose_spec(const GradientProblem& g, const DeviceTraits& device,
                          bool keeps_products) {
   CapturedSpec spec{{common_spec(g)}};
+  spec.instructions = device.instructions();
   spec.owns_keys = false;
   spec.has_origins = true;  // there is a program
   spec.multiplies_by_mma =
       !refuses_16_bit(g, device) && !refuses_head_dims(g.forward, kMaxTensorCoreHeadDim);
-  spec.keeps_products = keeps_products || !spec.multiplies_by_mma;
-  const std::int32_t rows_per_warp = spec.multiplies_by_mma ? 16 : 8;
-  const auto choose = [&](const auto& tiles) {
-    for (const Tile& tile : tiles) {
+  spec.keeps_products = keeps_products;
+  const auto has_room = [&](const auto& tiles, std::int32_t rows_per_warp) {
+    return std::ranges::any_of(tiles, [&](const Tile& tile) {
       spec.tile_owned = tile.queries;
       spec.tile_walked = tile.keys;
       spec.num_warps = tile.queries / rows_per_warp;
-      if (captured_shared_bytes(spec) <= device.shared_bytes_per_cta) break;
-    }
+      return captured_shared_bytes(spec) <= device.shared_bytes_per_cta;
+    });
   };
-  spec.multiplies_by_mma ? choose(kMmaTiles) : choose(kPlainTiles);
+  // Turing has no room for heads above 224.
+  spec.multiplies_by_mma = spec.multiplies_by_mma && has_room(kMmaTiles, 16);
+  if (!spec.multiplies_by_mma) {
+    spec.keeps_products = true;
+    has_room(kPlainTiles, 8);
+  }
   if (!spec.keeps_products) {
     const int that_fit =
         device.shared_bytes_per_sm / (captured_shared_bytes(spec) + kReservedSharedBytes);

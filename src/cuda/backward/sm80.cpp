@@ -30,6 +30,11 @@ constexpr std::array kLeanTiles = {Tile{128, 32, 2, 8, 1}, Tile{128, 32, 1, 8, 1
 // Heads above 128: 16 rows a warp, one sum.
 constexpr std::array kWideTiles = {Tile{128, 32, 2, 8, 1}, Tile{128, 32, 1, 8, 1},
                                    Tile{64, 32, 2, 4, 1}, Tile{64, 32, 1, 4, 1}};
+// Turing has 64 KB of shared memory, and the next tile waits in registers, which leave none for both sums of keys above
+// head_dim 64: dk and dv have a walk each.
+constexpr std::array kTuringTiles = {Tile{128, 32, 1, 8, 1}, Tile{64, 32, 1, 4, 1}};
+constexpr std::array kWideTuringTiles = {Tile{64, 16, 1, 4, 1}, Tile{32, 16, 1, 2, 1}};
+constexpr std::int32_t kMostHeadDimOfBothOnTuring = 64;
 
 std::size_t shared_bytes(const Sm80BackwardSpec& spec) {
   return static_cast<std::size_t>(sm80_backward_shared_bytes(spec));
@@ -62,6 +67,8 @@ Sm80BackwardSpec choose_tile(Sm80BackwardSpec spec, std::span<const Tile> tiles,
 
 std::span<const Tile> tiles_of(const Sm80BackwardSpec& spec) {
   const std::int32_t widest = std::max(spec.head_dim_qk, spec.head_dim_v);
+  if (spec.instructions == Instructions::sm75)
+    return widest <= 128 ? std::span<const Tile>(kTuringTiles) : kWideTuringTiles;
   if (widest > 128) return kWideTiles;
   if (spec.has_origins || spec.has_dropout || spec.is_varlen) return kLeanTiles;
   if (spec.owns_keys) return widest > 64 ? std::span<const Tile>(kKeyTiles) : kSlimKeyTiles;
@@ -79,14 +86,17 @@ BackwardStep step_of(Gradients part, const Sm80BackwardSpec& spec) {
   return {role_of(part), spec, shared_bytes(spec)};
 }
 
-Sm80BackwardSpec spec_without_tile(const GradientProblem& g) {
+Sm80BackwardSpec spec_without_tile(const GradientProblem& g, const DeviceTraits& device) {
   Sm80BackwardSpec spec{{common_spec(g)}};
+  spec.instructions = device.instructions();
   spec.has_origins = has_program(g);
   return spec;
 }
 
 std::vector<Gradients> parts_of(const GradientProblem& g, const Sm80BackwardSpec& spec) {
-  return wanted_gradients(g, std::max(spec.head_dim_qk, spec.head_dim_v) <= 128);
+  const bool is_turing = spec.instructions == Instructions::sm75;
+  return wanted_gradients(g, std::max(spec.head_dim_qk, spec.head_dim_v) <=
+                                 (is_turing ? kMostHeadDimOfBothOnTuring : 128));
 }
 
 }  // namespace
@@ -100,7 +110,7 @@ std::optional<Refusal> Sm80Backward::refuses(const GradientProblem& g, const Dev
 
 std::vector<BackwardStep> Sm80Backward::choose(const GradientProblem& g,
                                                const DeviceTraits& device) {
-  Sm80BackwardSpec spec = spec_without_tile(g);
+  Sm80BackwardSpec spec = spec_without_tile(g, device);
   std::vector<BackwardStep> steps;
   for (const Gradients part : parts_of(g, spec)) {
     set_gradients(part, spec);
@@ -111,7 +121,7 @@ std::vector<BackwardStep> Sm80Backward::choose(const GradientProblem& g,
 
 std::vector<std::vector<BackwardStep>> Sm80Backward::alternatives(const GradientProblem& g,
                                                                   const DeviceTraits& device) {
-  Sm80BackwardSpec spec = spec_without_tile(g);
+  Sm80BackwardSpec spec = spec_without_tile(g, device);
   std::vector<std::vector<BackwardStep>> steps_of_parts;
   for (const Gradients part : parts_of(g, spec)) {
     set_gradients(part, spec);

@@ -146,6 +146,7 @@ std::uint32_t num_finish_ctas(const GradientProblem& g, const Sm80BackwardSpec& 
 }  // namespace
 
 std::optional<Refusal> Sm80OneWalk::refuses(const GradientProblem& g, const DeviceTraits& device) {
+  if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = refuses_16_bit(g, device)) return refusal;
   const ForwardProblem& f = g.forward;
   if (auto refusal = refuses_head_dims(f, kMaxTensorCoreHeadDim)) return refusal;

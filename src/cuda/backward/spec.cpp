@@ -31,7 +31,8 @@ struct SpecText<OwnerSpec> {
   static constexpr std::tuple kMembers{
       FOVEA_SPEC_MEMBER(OwnerSpec, owns_keys),   FOVEA_SPEC_MEMBER(OwnerSpec, sums_scores),
       FOVEA_SPEC_MEMBER(OwnerSpec, sums_values), FOVEA_SPEC_MEMBER(OwnerSpec, tile_owned),
-      FOVEA_SPEC_MEMBER(OwnerSpec, tile_walked), FOVEA_SPEC_MEMBER(OwnerSpec, stages)};
+      FOVEA_SPEC_MEMBER(OwnerSpec, tile_walked), FOVEA_SPEC_MEMBER(OwnerSpec, stages),
+      FOVEA_SPEC_MEMBER(OwnerSpec, instructions)};
 };
 
 template <>

@@ -87,6 +87,7 @@ std::uint32_t mapa(std::uint32_t address, std::uint32_t rank) {
 }
 
 void cluster_arrive(bool is_release, Instruction what) {
+  require(90, what);
   machine().meet(
       what.name, nullptr, what.site,
       [&](Warp& warp, const Arguments&) {
@@ -136,6 +137,7 @@ void thread_left_cluster(const Cta& cta) { complete_if_all_came(cta); }
 
 void st_async(std::uint32_t to, const void* value, std::uint32_t bytes, std::uint32_t barrier,
               Instruction what) {
+  require(90, what);
   const auto copy = make_copy(to, bytes, barrier, what);
   copy->values.resize(bytes);
   std::memcpy(copy->values.data(), value, bytes);
@@ -144,6 +146,7 @@ void st_async(std::uint32_t to, const void* value, std::uint32_t bytes, std::uin
 
 void bulk_copy_to_cluster(std::uint32_t to, std::uint32_t from, std::uint32_t bytes,
                           std::uint32_t barrier, Instruction what) {
+  require(90, what);
   const auto copy = make_copy(to, bytes, barrier, what);
   copy->from = from;
   machine().issue(copy);

@@ -29,6 +29,7 @@ struct Copy final : Operation {
 
 void cp_async(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t src_bytes,
               Instruction what) {
+  require(80, what);
   Thread& self = machine().thread();
   const Actor issuer = machine().actor(what.name, what.site);
   if (src_bytes > bytes) {
@@ -59,9 +60,13 @@ void cp_async(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint
   machine().issue(copy);
 }
 
-void cp_async_commit(Instruction) { commit_group(machine().thread().copies); }
+void cp_async_commit(Instruction what) {
+  require(80, what);
+  commit_group(machine().thread().copies);
+}
 
-void cp_async_wait(std::uint32_t pending, Instruction) {
+void cp_async_wait(std::uint32_t pending, Instruction what) {
+  require(80, what);
   Thread& self = machine().thread();
   wait_for_groups(self.copies, self, pending);
 }

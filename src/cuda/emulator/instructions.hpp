@@ -17,6 +17,9 @@ struct Instruction {
   Site site;
 };
 
+/// A finding where the launch is for a GPU before this compute capability (80 for 8.0), which lacks the instruction.
+void require(int compute_capability, Instruction what);
+
 // ---- where a thread is ----
 Dim3 thread_idx();
 Dim3 block_idx();
@@ -79,6 +82,8 @@ enum class Format : std::uint8_t { f32, tf32, f16, bf16, e4m3, e5m2, s8, u8 };
 /// of tf32).
 void mma(Format format, float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
          Instruction what);
+/// The first half of a product of f16.
+void mma_k8_f16(float* d, std::uint32_t a0, std::uint32_t a1, std::uint32_t b, Instruction what);
 
 /// One lane of m16n8k64 of e2m1, sums in f32; scales of 16 numbers are e4m3 without sign, of 32 powers of two.
 struct ScaledProduct {

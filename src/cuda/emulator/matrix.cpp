@@ -206,6 +206,7 @@ void ldmatrix(std::uint32_t row, std::uint32_t matrices, bool is_transposed, std
 
 void stmatrix(std::uint32_t row, std::uint32_t matrices, bool is_transposed,
               const std::uint32_t* from, Instruction what) {
+  require(90, what);
   MatrixMove own{row, const_cast<std::uint32_t*>(from), machine().actor(what.name, what.site)};
   machine().meet(
       what.name, &own, what.site,
@@ -228,32 +229,31 @@ void stmatrix(std::uint32_t row, std::uint32_t matrices, bool is_transposed,
 
 namespace {
 
-/// The first whose tensor cores multiply it.
+/// The first whose tensor cores multiply it in steps of this depth.
 int least_capability(Format format) {
   return format == Format::e4m3 || format == Format::e5m2 ? 89 : 80;
 }
 
-void check_architecture(Format format, const Warp& warp, Instruction what) {
-  const int least = least_capability(format), has = machine().config().compute_capability;
-  if (has == 0 || has >= least) return;
-  machine().report(Fault::architecture, &warp.first_alive(),
-                   fmt::format("{} needs compute capability {}.{}; the GPU has {}.{}", what.name,
-                               least / 10, least % 10, has / 10, has % 10),
-                   what.site);
+void multiply_by_warp(Format format, Product own, Instruction what) {
+  machine().meet(
+      what.name, &own, what.site,
+      [=](Warp& warp, const Arguments& arguments) {
+        if (is_converged(warp, what)) multiply(arguments, format);
+      },
+      true);
 }
 
 }  // namespace
 
 void mma(Format format, float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
          Instruction what) {
-  Product own{d, a, {b0, b1}};
-  machine().meet(
-      what.name, &own, what.site,
-      [=](Warp& warp, const Arguments& arguments) {
-        check_architecture(format, warp, what);
-        if (is_converged(warp, what)) multiply(arguments, format);
-      },
-      true);
+  require(least_capability(format), what);
+  multiply_by_warp(format, {d, a, {b0, b1}}, what);
+}
+
+void mma_k8_f16(float* d, std::uint32_t a0, std::uint32_t a1, std::uint32_t b, Instruction what) {
+  const std::uint32_t a[] = {a0, a1, 0, 0};
+  multiply_by_warp(Format::f16, {d, a, {b, 0}}, what);
 }
 
 void mma_scaled(const ScaledProduct& own, Instruction what) {

@@ -170,6 +170,7 @@ void publish_mbarriers(Machine& machine, Thread& thread) {
 // ---- instructions ----
 
 void mbarrier_init(std::uint32_t address, std::uint32_t count, Instruction what) {
+  require(80, what);
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place =
       machine().shared_place(address, kMbarrierBytes, kMbarrierBytes, what.name, actor);
@@ -254,6 +255,7 @@ void mbarrier_wait(std::uint32_t address, std::uint32_t parity, Instruction what
 }
 
 void cp_async_mbarrier_arrive(std::uint32_t address, Instruction what) {
+  require(80, what);
   struct Deferred final : Operation {
     std::vector<OperationRef> copies;
     Mbarrier* barrier = nullptr;

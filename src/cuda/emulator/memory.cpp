@@ -134,6 +134,7 @@ std::uint32_t exchange_shared(std::uint32_t to, std::uint32_t value, Instruction
 }
 
 void reduce_add(float* to, const float* values, std::uint32_t count, Instruction what) {
+  if (count > 1) require(90, what);
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(to, count * sizeof(float), actor);
   if (place.block == nullptr) return;
@@ -162,6 +163,7 @@ void reduce_add_shared(std::uint32_t to, std::uint32_t value, Instruction what) 
 }
 
 void reduce_add_bf16(void* to, const std::uint32_t* pairs, std::uint32_t count, Instruction what) {
+  require(90, what);
   const Actor actor = machine().actor(what.name, what.site);
   const Machine::Place place = place_of(to, count * sizeof(std::uint32_t), actor);
   if (place.block == nullptr) return;

@@ -17,6 +17,7 @@ void budget(const Thread& who, const std::string& text, Site site) {
 }  // namespace
 
 void setmaxnreg(std::uint32_t registers, bool is_inc, Instruction what) {
+  require(90, what);
   Thread& self = machine().thread();
   Warp& warp = *self.warp;
   const std::uint32_t old = warp.registers;

@@ -22,6 +22,16 @@ void trap(Site site) {
   machine().end_launch();
 }
 
+void require(int compute_capability, Instruction what) {
+  const int has = machine().config().compute_capability;
+  if (has == 0 || has >= compute_capability) return;
+  machine().report(
+      Fault::architecture, &machine().thread(),
+      fmt::format("{} needs compute capability {}.{}; the GPU has {}.{}", what.name,
+                  compute_capability / 10, compute_capability % 10, has / 10, has % 10),
+      what.site);
+}
+
 void report_in_flight(Instruction what) {
   const Thread& thread = machine().thread();
   if (thread.warp->tensor.has_loaded) {

@@ -263,6 +263,7 @@ void Box::for_chunks(FunctionRef<void(const Chunk&)> visit) const {
 
 void tma_load(std::uint32_t to, const void* map, std::span<const std::int32_t> coordinates,
               std::uint32_t barrier, std::uint32_t cta_mask, Instruction what) {
+  require(90, what);
   machine().maybe_yield();
   auto load = std::make_shared<Load>();
   load->by = issuer(what);
@@ -273,6 +274,7 @@ void tma_load(std::uint32_t to, const void* map, std::span<const std::int32_t> c
 
 void tma_store(const void* map, std::span<const std::int32_t> coordinates, std::uint32_t from,
                bool is_sum, Instruction what) {
+  require(90, what);
   auto store = std::make_shared<Store>();
   store->by = issuer(what);
   store->is_tensor = true;
@@ -300,6 +302,7 @@ void check_tensor_map(const void* map, Instruction what) {
 
 void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t barrier,
                Instruction what) {
+  require(90, what);
   auto load = std::make_shared<Load>();
   load->by = issuer(what);
   load->address = reinterpret_cast<std::uintptr_t>(from);
@@ -308,6 +311,7 @@ void bulk_load(std::uint32_t to, const void* from, std::uint32_t bytes, std::uin
 }
 
 void bulk_store(void* to, std::uint32_t from, std::uint32_t bytes, bool is_sum, Instruction what) {
+  require(90, what);
   auto store = std::make_shared<Store>();
   store->by = issuer(what);
   store->address = reinterpret_cast<std::uintptr_t>(to);

@@ -51,6 +51,7 @@ std::uint64_t ballot(bool is_true, Instruction what) {
 }
 
 bool elect(Instruction what) {
+  require(90, what);
   bool is_elected = false;
   machine().meet(
       what.name, &is_elected, what.site,

@@ -467,6 +467,7 @@ void check_wgmma_at_exit(Machine& machine, const Warp& warp) {
 }
 
 void wgmma(Wgmma form, Instruction what) {
+  require(90, what);
   meet_whole(&form, what,
              [&](Warp& warp, const Arguments& arguments) { issue_product(warp, arguments, what); });
 }

@@ -60,6 +60,12 @@ constexpr std::array kCandidates = {candidate_of<Sm90Decode>(),
 
 }  // namespace
 
+std::optional<Refusal> refuses_before(jit::Architecture first, const DeviceTraits& device) {
+  if (jit::Architecture{device.major, device.minor} >= first) return std::nullopt;
+  return Refusal{fmt::format("compute capability is {}.{}; expected {}.{} or above", device.major,
+                             device.minor, first.major, first.minor)};
+}
+
 std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& device,
                                    Machines machines) {
   const Problem& p = f.problem;
@@ -77,9 +83,8 @@ std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& f, const D
   if (device.is_amd()) {
     if (machines == Machines::nvidia)
       return Refusal{fmt::format("this is gfx{:x} of AMD; expected a GPU of NVIDIA", device.gfx)};
-  } else if (device.compute_capability() < 80) {
-    return Refusal{fmt::format("compute capability is {}.{}; expected 8.0 or above", device.major,
-                               device.minor)};
+  } else if (auto refusal = refuses_before(jit::kOldestArchitecture, device)) {
+    return refusal;
   }
   const Problem& p = f.problem;
   if (!p.quant.is_none())
@@ -109,6 +114,12 @@ std::optional<Refusal> refuses_16_bit(const ForwardProblem& f, const DeviceTrait
   if (auto refusal = refuses_any(f, device)) return refusal;
   const Problem& p = f.problem;
   if (p.q.dtype == Dtype::f32) return Refusal{"inputs are f32; expected f16 or bf16"};
+  if (p.q.dtype == Dtype::bf16 && device.instructions() == Instructions::sm75) {
+    return Refusal{fmt::format(
+        "inputs are bf16, which tensor cores of compute capability {}.{} do not multiply; expected "
+        "f16, or a kernel of f32",
+        device.major, device.minor)};
+  }
   if (p.compute_dtype == ComputeDtype::f32)
     return Refusal{"compute_dtype is f32; this kernel multiplies inputs of 16 bits"};
   if (p.compute_dtype == ComputeDtype::bf16 && p.q.dtype != Dtype::bf16)

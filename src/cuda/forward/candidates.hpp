@@ -14,6 +14,7 @@
 
 #include "cuda/device_traits.hpp"
 #include "cuda/forward/spec.hpp"
+#include "cuda/jit/architecture.hpp"
 #include "problem/cache.hpp"
 #include "problem/forward.hpp"
 
@@ -65,6 +66,10 @@ const Candidate& candidate_named(std::string_view name);
 
 /// Whose GPUs a kernel is written for.
 enum class Machines : std::uint8_t { nvidia, nvidia_and_amd };
+/// Devices before the first that has a kernel's instructions.
+std::optional<Refusal> refuses_before(jit::Architecture first, const DeviceTraits& device);
+/// Of copies that land by themselves, products of 16 elements of depth, products of codes.
+inline constexpr jit::Architecture kFirstOfSm80{8, 0};
 
 /// What none of them takes; those on tensor cores; and those of them whose registers hold a row of O.
 std::optional<Refusal> refuses_any(const ForwardProblem& problem, const DeviceTraits& device,

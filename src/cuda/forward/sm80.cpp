@@ -18,14 +18,14 @@ int ctas_that_fit(const TeamSpec& spec, const DeviceTraits& device) {
 /// Enumerated in order of preference; the first that leaves room for two CTAs, else for one, is taken. Two CTAs keep
 /// the tensor cores busy while one is in its softmax or waits at a barrier.
 struct Tile {
-  std::int32_t tile_q, tile_kv, stages;
+  std::int32_t tile_q, tile_kv, stages, num_warps = 4;
 };
 
 TeamSpec with_tile(TeamSpec spec, const Tile& tile, const DeviceTraits& device) {
   spec.tile_q = tile.tile_q;
   spec.tile_kv = tile.tile_kv;
   spec.stages = tile.stages;
-  spec.num_warps = 4;
+  spec.num_warps = tile.num_warps;
   // O and S of wide heads leave no registers for Q.
   spec.keeps_queries = tile.tile_q == 16 * spec.num_warps && spec.head_dim_v <= 128;
   spec.ctas_per_sm = std::min(2, ctas_that_fit(spec, device));
@@ -54,6 +54,23 @@ constexpr std::array kLeanTiles = {Tile{128, 32, 2}};
 // 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
 constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
 
+// Turing has 64 KB of shared memory, and copies wait in registers. Heads up to 64 leave room for two CTAs.
+// Of wider ones the rows of eight warps share each kv tile, few rows and the widest heads have what fits.
+constexpr Tile kSlimTuringTile{64, 64, 1};
+constexpr std::array kTuringTiles = {Tile{128, 32, 1, 8}, Tile{64, 32, 1}, Tile{64, 16, 1}};
+constexpr std::array kTuringStreamingTiles = {Tile{64, 32, 1}, Tile{64, 16, 1}};
+
+TeamSpec turing_tile(const TeamSpec& spec, std::span<const Tile> others,
+                     const DeviceTraits& device) {
+  const TeamSpec slim = with_tile(spec, kSlimTuringTile, device);
+  if (slim.ctas_per_sm >= 2) return slim;
+  for (const Tile& tile : others) {
+    const TeamSpec result = with_tile(spec, tile, device);
+    if (result.ctas_per_sm > 0) return result;
+  }
+  return with_tile(spec, others.back(), device);
+}
+
 /// What holds more than a few registers beside the sums: programs, the generator of dropout, look-ups of pages.
 bool needs_registers(const ForwardProblem& f) {
   const Problem& p = f.problem;
@@ -78,16 +95,25 @@ std::optional<Refusal> Sm80Forward::refuses(const ForwardProblem& f, const Devic
 }
 
 TeamSpec Sm80Forward::choose(const ForwardProblem& f, const DeviceTraits& device) {
-  return with_best_tile(TeamSpec{common_spec(f)}, f, device);
+  TeamSpec spec{common_spec(f)};
+  spec.instructions = device.instructions();
+  return with_best_tile(spec, f, device);
 }
 
 TeamSpec Sm80Forward::with_best_tile(const TeamSpec& without_tile, const ForwardProblem& f,
                                      const DeviceTraits& device) {
   TeamSpec spec = without_tile;
+  const bool is_turing = spec.instructions == Instructions::sm75;
   if (has_few_rows(f)) {
     spec.heads_per_tile = packed_heads(f, kFewRows);
     spec.is_split = !has_packed_tiles(f) && f.seqlen_kv > kFewestKeysPerSplit;
-    return best_tile(spec, kStreamingTiles, device);
+    return is_turing ? turing_tile(spec, kTuringStreamingTiles, device)
+                     : best_tile(spec, kStreamingTiles, device);
+  }
+  if (is_turing) {
+    spec = turing_tile(spec, kTuringTiles, device);
+    spec.heads_per_tile = packed_heads(f, spec.tile_q);
+    return spec;
   }
   if (spec.sums_codes) {
     spec = best_tile(spec, kLeanTiles, device);
@@ -124,6 +150,12 @@ std::vector<TeamSpec> Sm80Forward::with_other_tiles(const TeamSpec& chosen, cons
       if (spec.ctas_per_sm > 0 && tile_registers(spec) <= kMostTileRegisters) specs.push_back(spec);
     }
   };
+  if (chosen.instructions == Instructions::sm75) {
+    add_tiles({&kSlimTuringTile, 1}, chosen.is_split);
+    add_tiles(kTuringStreamingTiles, chosen.is_split);
+    if (!chosen.is_split) add_tiles(kTuringTiles, false);
+    return specs;
+  }
   add_tiles(kStreamingTiles, chosen.is_split);
   if (chosen.is_split) {
     add_tiles(kStreamingTiles, false);

@@ -36,6 +36,7 @@ std::optional<Refusal> Sm80Coded::refuses(const ForwardProblem& f, const DeviceT
           fmt::format("{} is {}; this kernel reads codes, i8 or e4m3", label, name(spec->dtype))};
     }
   }
+  if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = refuses_numbers_or_codes(f, device)) return refusal;
   if (p.q.dtype == Dtype::f32) return Refusal{"q is f32; expected f16 or bf16"};
   if (p.compute_dtype == ComputeDtype::f32)

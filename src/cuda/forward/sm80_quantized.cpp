@@ -61,6 +61,7 @@ std::optional<Refusal> Sm80ForwardQuantized::refuses(const ForwardProblem& f,
                                                      const DeviceTraits& device) {
   if (auto refusal = refuses_recipe(f.problem.quant)) return refusal;
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
+  if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = Sm80Forward::refuses(without_recipe(f), device)) return refusal;
   if (f.head_dim_qk > kMostHeadDim) {
     return Refusal{

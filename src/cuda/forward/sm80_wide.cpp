@@ -79,6 +79,7 @@ void take_columns(ForwardLaunch& launch, const TeamSpec& spec, std::int32_t begi
 
 std::optional<Refusal> Sm80ForwardWide::refuses(const ForwardProblem& f,
                                                 const DeviceTraits& device) {
+  if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = refuses_16_bit(f, device)) return refusal;
   if (auto refusal = refuses_margin(f)) return refusal;
   if (auto refusal = refuses_head_dims(f, kMaxHeadDim)) return refusal;

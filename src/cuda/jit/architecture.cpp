@@ -17,11 +17,12 @@ Architecture parse_architecture(std::string_view text, const std::string& where)
   int number = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   const bool is_number = error == std::errc() && end == digits.data() + digits.size();
-  if (!is_number || number < 80 || number > 999) {
+  const Architecture architecture{number / 10, number % 10};
+  if (!is_number || architecture < kOldestArchitecture || number > 999) {
     invalid(where, "architecture is '" + std::string(text) +
-                       "'; expected sm_80 or later, as in sm_80, sm_90a, sm_100a");
+                       "'; expected sm_75 or later, as in sm_75, sm_80, sm_90a");
   }
-  return {number / 10, number % 10};
+  return architecture;
 }
 
 }  // namespace fovea::cuda::jit

@@ -17,6 +17,9 @@ struct Architecture {
   auto operator<=>(const Architecture&) const = default;
 };
 
+/// Turing: the first whose tensor cores multiply as kernels of mma.sync do, f16 alone.
+inline constexpr Architecture kOldestArchitecture{7, 5};
+
 /// "sm_90a", "sm_90", "90a" and "90" are all 9.0. Throws InvalidArgument, naming `where`.
 Architecture parse_architecture(std::string_view text, const std::string& where);
 

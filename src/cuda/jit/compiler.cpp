@@ -179,7 +179,8 @@ std::vector<Architecture> Compiler::architectures() {
   std::sort(numbers.begin(), numbers.end());
   std::vector<Architecture> result;
   for (const int number : numbers) {
-    if (number >= 80) result.push_back({number / 10, number % 10});
+    const Architecture architecture{number / 10, number % 10};
+    if (architecture >= kOldestArchitecture) result.push_back(architecture);
   }
   return result;
 }

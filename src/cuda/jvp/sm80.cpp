@@ -43,6 +43,7 @@ JvpSpec with_tile(JvpSpec spec, const Tile& tile, const DeviceTraits& device) {
 
 std::optional<Refusal> Sm80Jvp::refuses(const TangentProblem& problem, const DeviceTraits& device) {
   const ForwardProblem& f = problem.forward;
+  if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
   if (auto refusal = refuses_margin(f)) return refusal;
   const Dtype dtype = f.problem.q.dtype;

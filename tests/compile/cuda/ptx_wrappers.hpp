@@ -11,8 +11,9 @@ namespace fovea::cuda {
 
 struct Wrapper {
   const char* function;
-  int architecture;  // the least: 80; 89; 90 (which stands for 90a); 100 (for 100a, and 103a); 103 (for 103a); 120 (for
-  // 120a)
+  // the least that has the instruction: 75; 80; 89; 90 (which stands for 90a); 100 (for 100a, and 103a); 103 (for
+  // 103a); 120 (for 120a); 75 beside 80: what stands in for it
+  int architecture;
   // sees Args a: f, u, i32 (global), map (TensorMap, from 90 on), s (a shared address), n (an int);
   // from 100 on t, a TmemAddress
   const char* body;
@@ -70,6 +71,9 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"abs_ftz", 80, "a.f[0] = max_ftz(a.f[1], abs_ftz(a.f[2]));", {"FMNMX.FTZ R", "|"}},
     {"max_nan", 80, "a.f[0] = max_nan(a.f[1], a.f[2]);", {"FMNMX.NAN R"}},
     {"cvt_bf16x2", 80, "a.u[0] = cvt_bf16x2(a.f[1], a.f[2]);", {"F2FP.BF16"}},
+    {"max_nan", 75, "a.f[0] = max_nan(a.f[1], a.f[2]);", {"FMNMX R", "FADD R"}},
+    {"cvt_bf16x2", 75, "a.u[0] = cvt_bf16x2(a.f[1], a.f[2]);", {"FSETP.NAN", "0x7fff"}},
+    {"cvt_f16x2", 75, "a.u[0] = cvt_f16x2(a.f[1], a.f[2]);", {"F2F.F16.F32"}},
     {"cvt_f16x2", 80, "a.u[0] = cvt_f16x2(a.f[1], a.f[2]);", {"F2FP.PACK_AB"}},
     {"f32_of_bf16_lo", 80, "a.f[0] = f32_of_bf16_lo(a.u[1]);", {"STG.E"}},
     {"f32_of_bf16_hi", 80, "a.f[0] = f32_of_bf16_hi(a.u[1]);", {"LOP3.LUT"}},
@@ -129,6 +133,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"stmatrix_x4_trans", 90, "stmatrix_x4_trans(s, U32x4{1, 2, s, 4});", {"STSM.16.MT88.4 "}},
     {"mma_m16n8k16", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k16<Element::bf16>(d, x, s, a.u[3]); mma_m16n8k16<Element::f16>(d, x, s, a.u[3]); a.f[0] = d[0];",
      {"HMMA.16816.F32.BF16", "HMMA.16816.F32 R"}},
+    {"mma_m16n8k8_f16", 75, "float d[4] = {a.f[0]}; mma_m16n8k8_f16(d, a.u[1], a.u[2], a.u[3]); a.f[0] = d[0];", {"HMMA.1688.F32 "}},
     {"mma_m16n8k32_s8", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k32_s8(d, x, s, a.u[3]); a.f[0] = d[0];", {"IMMA.16832.S8.S8"}},
     {"mma_m16n8k32_e4m3", 89, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k32_e4m3(d, x, s, a.u[3]); a.f[0] = d[0];", {"QMMA.16832.F32.E4M3.E4M3"}},
     {"mma_m16n8k8_tf32", 80, "float d[4] = {a.f[0]}; const std::uint32_t x[4] = {s, s, a.u[1], a.u[2]}; mma_m16n8k8_tf32(d, x, s, a.u[3]); a.f[0] = d[0];", {"HMMA.1688.F32.TF32"}},

@@ -100,7 +100,7 @@ TEST_P(PtxWrappers, GiveTheInstructionMeant) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, PtxWrappers, testing::Values(80, 89, 90, 100, 103, 120),
+INSTANTIATE_TEST_SUITE_P(Architectures, PtxWrappers, testing::Values(75, 80, 89, 90, 100, 103, 120),
                          [](const auto& row) { return "sm_" + std::to_string(row.param); });
 
 TEST(PtxWrappersTable, HasEveryFunctionOfDevicePtx) {

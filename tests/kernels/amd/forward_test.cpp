@@ -29,7 +29,7 @@ void run_on_amd(const Run& run, Emulation& emulation) {
   const cuda::ForwardPlan plan = cuda::choose_forward(run.problem, run.device);
   ASSERT_EQ(plan.candidate, "cuda/sm80/attention_forward_f32");
   ASSERT_EQ(plan.spec->num_warps * 64, 4 * plan.spec->tile_q);
-  register_tensors(run, emulation);
+  start(run, emulation);
   void* const workspace = emulation.device.buffer<float>("workspace", plan.workspace_bytes / 4);
   cuda::ForwardLaunch call =
       cuda::forward_launch(run.problem, plan, run.args, workspace, run.cache);

@@ -112,6 +112,31 @@ void add_large_biases(std::vector<GradientCase>& cases) {
   }
 }
 
+/// The same kernels on Turing: both sums of keys in one walk and in two, copies that wait in registers and copies that
+/// are waited for, rows read by elements, passes, groups, programs.
+void add_turing(std::vector<GradientCase>& cases) {
+  for (const std::int64_t head_dim : {64, 128, 256}) {
+    GradientCase grouped =
+        several_tiles("turing_d" + std::to_string(head_dim), Dtype::f16, head_dim);
+    grouped.forward.num_heads_q = head_dim == 64 ? 2 : 1;
+    grouped.forward.has_sinks = true;
+    cases.push_back(std::move(grouped));
+  }
+  GradientCase gathered = several_tiles("turing_gathered_d56", Dtype::f16, 56);
+  gathered.forward.layout = Layout::odd_offset;
+  gathered.has_nan_rows = true;
+  cases.push_back(std::move(gathered));
+  GradientCase packed = several_tiles("turing_packed_d96", Dtype::f16, 96);
+  packed.forward.sequences = {{5, 0}, {0, 7}, {1, 1}, {63, 65}, {129, 128}};
+  packed.forward.trailing_rows = 5;
+  packed.forward.dropout = kSomeDropped;
+  packed.forward.score = softcap(2);
+  cases.push_back(std::move(packed));
+  GradientCase f32 = started("turing_bf16", Dtype::bf16);
+  f32.forward.mask = causal();
+  cases.push_back(std::move(f32));
+}
+
 void add_nan_rows(std::vector<GradientCase>& cases) {
   for (const std::int64_t head_dim : {64, 128, 256}) {
     GradientCase nan =
@@ -241,6 +266,7 @@ void add_surroundings(std::vector<GradientCase>& cases) {
     windowed.forward.mask = window(20, 3);
     add(std::move(windowed));
   }
+  add(capturing("turing_captured", Dtype::f16));
   for (const std::int64_t head_dim : {128, 256, 512}) {
     GradientCase wide = capturing("captured_d" + std::to_string(head_dim), Dtype::bf16, head_dim);
     wide.forward.batch = 1;
@@ -281,6 +307,7 @@ std::vector<GradientCase> backward_cases() {
   add_tiles(cases);
   add_large_biases(cases);
   add_nan_rows(cases);
+  add_turing(cases);
   GradientCase mixed = several_tiles("mixed_dtypes", Dtype::bf16, 40);
   mixed.forward.out_dtype = Dtype::f32;
   mixed.dout_dtype = Dtype::f16;
@@ -291,8 +318,12 @@ std::vector<GradientCase> backward_cases() {
   return cases;
 }
 
-cuda::BackwardPlan plan_of_owners(const GradientProblem& problem) {
-  const cuda::DeviceTraits device = cuda::typical_device(8, 0);
+cuda::DeviceTraits device_of(const std::string& label) {
+  return label.starts_with("turing_") ? cuda::typical_device(7, 5) : cuda::typical_device(8, 0);
+}
+
+cuda::BackwardPlan plan_of_owners(const GradientProblem& problem,
+                                  const cuda::DeviceTraits& device) {
   return cuda::Sm80Backward::refuses(problem, device)
              ? cuda::choose_backward(problem, device)
              : cuda::choose_backward_by(cuda::Sm80Backward::kName, problem, device);

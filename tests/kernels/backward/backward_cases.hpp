@@ -18,8 +18,10 @@ std::vector<GradientCase> backward_cases();
 /// What programs capture, in every order in which its elements are read.
 std::vector<GradientCase> captured_cases();
 
-/// Their plan on an sm_80, where each gradient has an owner: no one walk.
-cuda::BackwardPlan plan_of_owners(const GradientProblem& problem);
+/// Whose kernels run a case: those of Turing where its label says so, else of an sm_80.
+cuda::DeviceTraits device_of(const std::string& label);
+/// Their plan there, where each gradient has an owner: no one walk.
+cuda::BackwardPlan plan_of_owners(const GradientProblem& problem, const cuda::DeviceTraits& device);
 
 /// What sm90/attention_backward takes: its tiles and their tails, masks, groups of heads, packed sequences, dtypes and
 /// layouts of gradients.

@@ -29,7 +29,9 @@ const cuda::EmulatedBackward& backward_named(std::string_view name) {
 
 void run_backward(const std::string& label, const AttentionBackward& args, Emulation& emulation) {
   const GradientProblem problem = validate(problem_of(args), "test");
-  const cuda::BackwardPlan plan = plan_of_owners(problem);
+  const cuda::DeviceTraits device = device_of(label);
+  const cuda::BackwardPlan plan = plan_of_owners(problem, device);
+  emulation.compute_capability = device.compute_capability();
   const cuda::EmulatedBackward& kernels = backward_named(label);
   register_tensors(args, emulation);
   constexpr unsigned char kGarbage = 0xFF;  // NaN

@@ -46,7 +46,7 @@ constexpr std::size_t kFinishStep = 2, kNumKeyWalkSteps = 6;
 /// Of a candidate, or where it is empty of the first of sm_80.
 cuda::BackwardPlan plan_by(std::string_view candidate, const std::string& label,
                            const GradientProblem& problem) {
-  if (candidate.empty()) return testing::plan_of_owners(problem);
+  if (candidate.empty()) return testing::plan_of_owners(problem, testing::device_of(label));
   if (candidate == cuda::Sm100Backward::kName)
     return testing::blackwell_backward_plan(label, problem);
   const cuda::DeviceTraits device =

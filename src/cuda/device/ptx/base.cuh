@@ -1,7 +1,8 @@
 // What all device text stands on: how a device function is declared, where a thread is, where shared memory begins.
 // Read memory.cuh next. One function per instruction lives in ptx/; each comment gives its section in the PTX ISA
-// (names of chapters 9.7 and 10; their numbers move between releases), the least architecture where that is above
-// sm_80, and what must hold before. Kernels write no asm.
+// (names of chapters 9.7 and 10; their numbers move between releases), the least architecture where that is not sm_80,
+// and what must hold before; what stands in for it on sm_75, where kernels of that need no other text. Kernels write no
+// asm.
 #pragma once
 
 #include "shared/types.h"

@@ -116,26 +116,47 @@ FOVEA_DEVICE float abs_ftz(float x) {
   return y;
 }
 
-/// max.NaN (Floating Point): a NaN operand gives NaN.
+/// max.NaN (Floating Point): a NaN operand gives NaN. Below sm_80 by the maximum of numbers.
 FOVEA_DEVICE float max_nan(float a, float b) {
   float c;
+#if __CUDA_ARCH__ >= 800
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+#else
+  asm("max.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  if (a != a || b != b) c = add_rn(a, b);
+#endif
   return c;
 }
 
 // ---- widths ------------------------------------------------------------------------------------
 
-/// cvt.rn.bf16x2.f32 (Data Movement): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even.
+/// cvt.rn.bf16x2.f32 (Data Movement): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even; NaN is 0x7fff. Below
+/// sm_80, which has no bf16, by arithmetic of integers.
 FOVEA_DEVICE std::uint32_t cvt_bf16x2(float lo, float hi) {
+#if __CUDA_ARCH__ >= 800
   std::uint32_t r;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
   return r;
+#else
+  const auto rounded = [](float x) {
+    const auto bits = bit_cast<std::uint32_t>(x);
+    return x != x ? 0x7fffU : (bits + 0x7fffU + (bits >> 16 & 1U)) >> 16;
+  };
+  return rounded(lo) | rounded(hi) << 16;
+#endif
 }
 
 /// cvt.rn.f16x2.f32 (Data Movement): `lo` in bits 0..15, `hi` in bits 16..31, to nearest even; beyond 65520 infinity.
+/// Below sm_80 one by one.
 FOVEA_DEVICE std::uint32_t cvt_f16x2(float lo, float hi) {
   std::uint32_t r;
+#if __CUDA_ARCH__ >= 800
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+#else
+  asm("{ .reg .b16 x, y; cvt.rn.f16.f32 x, %1; cvt.rn.f16.f32 y, %2; mov.b32 %0, {x, y}; }"
+      : "=r"(r)
+      : "f"(lo), "f"(hi));
+#endif
   return r;
 }
 

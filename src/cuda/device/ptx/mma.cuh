@@ -80,6 +80,16 @@ FOVEA_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::
   }
 }
 
+/// mma.m16n8k8 (Warp Level Matrix; sm_75), f16 inputs, f32 sums: d += a b. Its operands are the halves of those of
+/// mma_m16n8k16: a0, a1 and b0 of the first eight of depth, a2, a3 and b1 of the others.
+FOVEA_DEVICE void mma_m16n8k8_f16(float (&d)[4], std::uint32_t a0, std::uint32_t a1,
+                                  std::uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, "
+      "%2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+
 /// mma.m16n8k32 (Warp Level Matrix), s8 inputs, sums in 32 bits, which wrap: d += a b. They are the bits of floats:
 /// with d = 1.5 · 2^23 at first, that number and the sum.
 FOVEA_DEVICE void mma_m16n8k32_s8(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,

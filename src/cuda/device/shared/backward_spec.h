@@ -3,6 +3,7 @@
 #pragma once
 
 #include "shared/element.h"
+#include "shared/instructions.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
@@ -37,6 +38,7 @@ struct OwnerSpec : BackwardSpec {
   std::int32_t tile_owned = 64;
   std::int32_t tile_walked = 64;  // rows of the other side at a time
   std::int32_t stages = 1;        // such tiles in shared memory
+  Instructions instructions = Instructions::sm80;
 
   bool operator==(const OwnerSpec&) const = default;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "shared/element.h"
+#include "shared/instructions.h"
 #include "shared/split.h"
 #include "shared/types.h"
 
@@ -50,6 +51,7 @@ struct TeamSpec : ForwardSpec {
   bool multiplies_codes = false;
   // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
   bool sums_codes = false;
+  Instructions instructions = Instructions::sm80;
 
   bool operator==(const TeamSpec&) const = default;
 };

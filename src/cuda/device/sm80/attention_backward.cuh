@@ -1,4 +1,5 @@
-// Attention backward by mma.sync and cp.async: every tensor-core GPU from sm_80 up. On Hopper and Blackwell it is the
+// Attention backward by mma.sync and cp.async: every tensor-core GPU from sm_80 up, and f16 on Turing, where copies go
+// through registers. On Hopper and Blackwell it is the
 // fallback that runs everything.
 //
 //   P = exp(program(scale S) - lse);  dS = P (dP - delta) program'                Dao et al. 2022, appendix B
@@ -32,7 +33,6 @@
 #pragma once
 
 #include "common/passes.cuh"
-#include "ptx/cp_async.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "sm80/backward/owner.cuh"
 #include "sm80/backward/passes.cuh"

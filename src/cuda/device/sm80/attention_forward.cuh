@@ -1,5 +1,5 @@
-// Attention forward by mma.sync and cp.async: every tensor-core GPU from sm_80 up. On Hopper and Blackwell it is the
-// fallback that runs everything.
+// Attention forward by mma.sync and cp.async: every tensor-core GPU from sm_80 up, and f16 on Turing, where copies pass
+// through registers. On Hopper and Blackwell it is the fallback that runs everything.
 //
 //   S = Q Kᵀ;  P = exp(mask(program(scale S)) - m);  O = Σ P V / l         Dao 2023 (FlashAttention-2), algorithm 1
 //
@@ -33,6 +33,7 @@
 // Refused: f32 inputs and head dims above 256 (sm80/attention_forward_f32.cuh).
 #pragma once
 
+#include "common/copies.cuh"
 #include "common/range.cuh"
 #include "common/row_view.cuh"
 #include "common/sequence.cuh"
@@ -215,19 +216,54 @@ struct Forward {
     }
   }
 
+  /// As walk_in_place, where copies pass through registers: a tile is fetched before the products that hide its
+  /// latency, and put behind them.
+  FOVEA_DEVICE_MEMBER void walk_through_registers(Tiles& tiles, Pass pass) {
+    static_assert(spec.stages == 1, "registers are the second stage");
+    const bool has_rows = team.warp_has_rows();
+    TileInRegisters<spec, typename T::KTile> keys(team.keys_at(0), team.p.k, T::kAt.key_head,
+                                                  team.p.head_dim_qk);
+    TileInRegisters<spec, typename T::VTile> values(team.values_at(0), team.p.v, T::kAt.value_head,
+                                                    team.p.head_dim_v);
+    VisitedTile tile = next_tile(tiles);
+    keys.fetch(team, tile);
+    bool is_first = true;
+#pragma unroll 1
+    while (tile.idx >= 0) {
+      keys.put(team, tile);
+      team.meet();
+      values.fetch(team, tile);
+      if constexpr (T::kKeepsQueries) {
+        if (is_first) sums.scores.keep_queries(team);
+        is_first = false;
+      }
+      Fragments s;
+      if (has_rows) multiply_keys(s, 0);
+      values.put(team, tile);
+      team.meet();
+      const VisitedTile next = next_tile(tiles);
+      keys.fetch(team, next);
+      if (pass != Pass::all) rewrite(team.values_at(0), tile, pass);
+      if (has_rows) add_tile(s, tile, team.values_at(0), pass);
+      tile = next;
+    }
+  }
+
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
     const TileSpan rows_span = span_of<spec>(team.work);
     Tiles tiles = start_tiles<Tiles>(team, rows_span);
     sums.start();
     load_queries(team);
-    if constexpr (spec.holds_all_keys) {
+    if constexpr (spec.instructions == Instructions::sm75) {
+      walk_through_registers(tiles, pass);
+    } else if constexpr (spec.holds_all_keys) {
       walk_at_once(tiles, pass);
     } else if constexpr (spec.stages == 1) {
       walk_in_place(tiles, pass);
     } else {
       walk_ahead(tiles, pass);
     }
-    ptx::cp_async_wait_group<0>();
+    wait_for_copies<spec.instructions>();
   }
 
   FOVEA_DEVICE_MEMBER void run() {

@@ -12,6 +12,7 @@
 #include "shared/forward_spec.h"
 #include "team/scores.cuh"
 #include "team/team.cuh"
+#include "tile/product.cuh"
 
 namespace fovea::cuda::team {
 
@@ -174,8 +175,8 @@ struct Sums {
             ptx::ldmatrix_x4_trans(Tile::chunk_ahead(v_row, j) + step * 16 * Tile::kRowPitch);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
-          ptx::mma_m16n8k16<spec.element>(out[i][j], probabilities[i], b.x, b.y);
-          ptx::mma_m16n8k16<spec.element>(out[i][j + 1], probabilities[i], b.z, b.w);
+          multiply_add<spec.element, spec.instructions>(out[i][j], probabilities[i], b.x, b.y);
+          multiply_add<spec.element, spec.instructions>(out[i][j + 1], probabilities[i], b.z, b.w);
         }
       }
     }

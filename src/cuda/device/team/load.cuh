@@ -3,9 +3,10 @@
 //
 // Keys and values of a tile are two groups of copies. A thread copies the same chunk of every so-manieth row; what does
 // not exist becomes zeros, whatever lies there. Pages are looked up for all of a thread's rows at once, so that it
-// waits for memory once.
+// waits for memory once. On sm_75 a tile of the forward walk passes through registers: fetched, then put.
 #pragma once
 
+#include "common/copies.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/cp_async.cuh"
@@ -25,7 +26,12 @@ FOVEA_DEVICE void copy_chunk(SharedAddress to, const char* row, int chunk, bool 
                              int head_dim, const void* somewhere) {
   const bool is_data =
       exists && (!spec.has_padded_head_dim || chunk * Traits<spec>::kElement.of_chunk < head_dim);
-  ptx::cp_async_16(to, is_data ? row + chunk * kChunkBytes : somewhere, is_data ? kChunkBytes : 0);
+  const void* const from = is_data ? row + chunk * kChunkBytes : somewhere;
+  if constexpr (spec.instructions == Instructions::sm75) {
+    copy_chunk_or_zero<spec.instructions>(to, from, is_data);
+  } else {
+    ptx::cp_async_16(to, from, is_data ? kChunkBytes : 0);
+  }
 }
 
 /// The same by elements: any alignment, any stride.
@@ -183,15 +189,18 @@ FOVEA_DEVICE Places<spec, Tile> places_of(const Team<spec>& team, VisitedTile ti
 }
 
 /// Are rows behind the last key left out where rows are copied, and not only where chunks are? Each sequence that lies
-/// in shared memory as a whole ends in a tile that is cut; pages are looked up for all rows.
+/// in shared memory as a whole ends in a tile that is cut; pages are looked up for all rows; what passes through
+/// registers is a thread's rows.
 template <TeamSpec spec>
-inline constexpr bool kCutsRows = spec.is_paged || spec.holds_all_keys;
+inline constexpr bool kCutsRows =
+    spec.is_paged || spec.holds_all_keys || spec.instructions == Instructions::sm75;
 
-/// Tile `idx` of aligned rows. Those behind the last key become zeros, whatever lies there, or there are none of them.
-template <TeamSpec spec, class Tile>
-FOVEA_DEVICE void copy_rows(const Team<spec>& team, const Tile& to, const BshdParam& t,
-                            const char* head, const Places<spec, Tile>& places, std::int32_t idx,
-                            int head_dim) {
+/// visit(i, panel, address in shared memory, row, chunk of it, whether the row exists) for every chunk that this thread
+/// has of tile `idx` of aligned rows. Rows behind the last key do not exist, or there are none of them.
+template <TeamSpec spec, class Tile, class Visit>
+FOVEA_DEVICE void visit_chunks(const Team<spec>& team, const Tile& to, const BshdParam& t,
+                               const char* head, const Places<spec, Tile>& places, std::int32_t idx,
+                               Visit&& visit) {
   constexpr int kRowsAtOnce = Places<spec, Tile>::kRowsAtOnce;
   constexpr int kBytes = Traits<spec>::kElement.bytes;
   const int first = (team.warp * 32 + team.lane) / Tile::kPanelChunks;
@@ -208,11 +217,22 @@ FOVEA_DEVICE void copy_rows(const Team<spec>& team, const Tile& to, const BshdPa
     const SharedAddress first_smem = to.chunk(mine, chunk);
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      copy_chunk<spec>(first_smem + panel * Tile::kPanelBytes, row,
-                       chunk + panel * Tile::kPanelChunks, exists, head_dim, t.data);
+      visit(i, panel, first_smem + panel * Tile::kPanelBytes, row,
+            chunk + panel * Tile::kPanelChunks, exists);
     }
     if constexpr (!spec.is_paged) row += kRowsAtOnce * (t.row_stride * kBytes);
   }
+}
+
+/// Tile `idx` of aligned rows; zeros for those that do not exist, whatever lies there.
+template <TeamSpec spec, class Tile>
+FOVEA_DEVICE void copy_rows(const Team<spec>& team, const Tile& to, const BshdParam& t,
+                            const char* head, const Places<spec, Tile>& places, std::int32_t idx,
+                            int head_dim) {
+  visit_chunks(team, to, t, head, places, idx,
+               [&](int, int, SharedAddress at, const char* row, int chunk, bool exists) {
+                 copy_chunk<spec>(at, row, chunk, exists, head_dim, t.data);
+               });
 }
 
 /// The same chunk by chunk, for rows of any alignment and stride, and for the tile that the last key cuts: code is
@@ -255,7 +275,7 @@ template <TeamSpec spec, class Tile>
 FOVEA_DEVICE void load_rows(const Team<spec>& team, const Tile& to, const BshdParam& t, int head_at,
                             const Places<spec, Tile>& places, VisitedTile tile, int head_dim) {
   if (tile.idx >= 0) copy_tile(team, to, t, head_at, places, tile.idx, head_dim);
-  ptx::cp_async_commit_group();
+  commit_copies<spec.instructions>();
 }
 
 template <TeamSpec spec>
@@ -348,5 +368,53 @@ FOVEA_DEVICE void load_all_tiles(const Team<spec>& team, const VisitedGroup& til
   copy([&](int stage) { return team.values_at(stage); }, team.p.v, T::kAt.value_head,
        team.p.head_dim_v);
 }
+
+// ---- through registers -------------------------------------------------------------------------
+
+/// A tile of keys or of values between two moments of the walk: `fetch` asks memory for a thread's chunks of it, `put`
+/// stores them. Products stand between them and hide the latency. Rows that are not aligned are read by `put`.
+template <TeamSpec spec, class Tile>
+class TileInRegisters {
+ public:
+  FOVEA_DEVICE_MEMBER TileInRegisters(const Tile& to, const BshdParam& t, int head_at, int head_dim)
+      : to_(to), t_(t), head_at_(head_at), head_dim_(head_dim) {}
+
+  FOVEA_DEVICE_MEMBER void fetch(const Team<spec>& team, VisitedTile tile) {
+    if (tile.idx < 0 || team.p.is_kv_aligned == 0) return;
+    const Places<spec, Tile> places = find_places<Tile>(team, tile.idx);
+    visit_chunks(team, to_, t_, head(team), places, tile.idx,
+                 [&](int i, int panel, SharedAddress, const char* row, int chunk, bool exists) {
+                   U32x4& words = words_[i][panel];
+                   words = {0, 0, 0, 0};
+                   if (exists && is_data(chunk))
+                     words =
+                         ptx::ld_global(reinterpret_cast<const U32x4*>(row + chunk * kChunkBytes));
+                 });
+  }
+
+  FOVEA_DEVICE_MEMBER void put(const Team<spec>& team, VisitedTile tile) const {
+    if (team.p.is_kv_aligned == 0) {
+      copy_chunks(team, to_, t_, head(team), tile.idx, head_dim_);
+      return;
+    }
+    visit_chunks(team, to_, t_, head(team), Places<spec, Tile>{}, tile.idx,
+                 [&](int i, int panel, SharedAddress at, const char*, int, bool) {
+                   ptx::st_shared(at, words_[i][panel]);
+                 });
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER const char* head(const Team<spec>& team) const {
+    return ptx::bit_cast<const char*>(ptx::ld_shared<std::uint64_t>(team.smem + head_at_));
+  }
+  FOVEA_DEVICE_MEMBER bool is_data(int chunk) const {
+    return !spec.has_padded_head_dim || chunk * Traits<spec>::kElement.of_chunk < head_dim_;
+  }
+
+  const Tile to_;
+  const BshdParam& t_;
+  const int head_at_, head_dim_;
+  U32x4 words_[Places<spec, Tile>::kNumRows][Tile::kPanels];
+};
 
 }  // namespace fovea::cuda::team

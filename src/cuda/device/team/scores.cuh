@@ -11,6 +11,7 @@
 #include "shared/forward_spec.h"
 #include "team/code_scores.cuh"
 #include "team/team.cuh"
+#include "tile/product.cuh"
 
 namespace fovea::cuda::team {
 
@@ -89,7 +90,7 @@ struct Scores {
     if constexpr (spec.multiplies_codes) {
       ptx::mma_m16n8k32_s8(s, q, k0, k1);
     } else {
-      ptx::mma_m16n8k16<spec.element>(s, q, k0, k1);
+      multiply_add<spec.element, spec.instructions>(s, q, k0, k1);
     }
   }
 

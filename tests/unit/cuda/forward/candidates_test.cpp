@@ -213,9 +213,39 @@ TEST(ForwardCandidates, DenseLatentValuesAreKnownByTheirStrides) {
 }
 
 TEST(ForwardCandidates, OldDevicesAreRefusedByAll) {
-  const ForwardPlan plan = chosen(Shape{}, 7, 5);
+  const ForwardPlan plan = chosen(Shape{}, 7, 0);
   EXPECT_EQ(plan.candidate, "");
-  EXPECT_EQ(reason_of(plan, kTensorCores), "compute capability is 7.5; expected 8.0 or above");
+  EXPECT_EQ(reason_of(plan, kTensorCores), "compute capability is 7.0; expected 7.5 or above");
+}
+
+/// Its instructions are in the spec, every tile has one stage and fits 64 KB, those of heads up to 64 twice.
+TEST(ForwardCandidates, TuringMultipliesF16ThroughRegisters) {
+  for (const std::int64_t head_dim : {8, 64, 72, 128, 192, 256}) {
+    for (const std::int64_t rows : {1, 4096}) {
+      const ForwardPlan plan = chosen(
+          {.dtype = Dtype::f16, .seqlen_q = rows, .head_dim_qk = head_dim, .head_dim_v = head_dim},
+          7, 5);
+      SCOPED_TRACE(::testing::Message() << "head_dim " << head_dim << ", rows " << rows);
+      ASSERT_EQ(plan.candidate, kTensorCores);
+      EXPECT_EQ(plan.spec.as<TeamSpec>().instructions, Instructions::sm75);
+      EXPECT_EQ(plan.spec->stages, 1);
+      EXPECT_LE(plan.shared_bytes, std::size_t{65536});
+      EXPECT_EQ(plan.spec->ctas_per_sm, head_dim <= 64 || rows == 1 && head_dim == 72 ? 2 : 1);
+    }
+  }
+  EXPECT_EQ(chosen({.dtype = Dtype::f16}).spec.as<TeamSpec>().instructions, Instructions::sm80);
+}
+
+TEST(ForwardCandidates, TuringHasBf16AndWideHeadsInSinglePrecision) {
+  const ForwardPlan plan = chosen({.dtype = Dtype::bf16}, 7, 5);
+  EXPECT_EQ(plan.candidate, kPlain);
+  EXPECT_EQ(
+      reason_of(plan, kTensorCores),
+      "inputs are bf16, which tensor cores of compute capability 7.5 do not multiply; expected "
+      "f16, or a kernel of f32");
+  const ForwardPlan wide = chosen({.dtype = Dtype::f16, .head_dim_v = 264}, 7, 5);
+  EXPECT_EQ(wide.candidate, kPlain);
+  EXPECT_EQ(reason_of(wide, kWide), "compute capability is 7.5; expected 8.0 or above");
 }
 
 TEST(ForwardCandidates, SmsAreLeftFreeByKernelsThatRunACtaOnEach) {

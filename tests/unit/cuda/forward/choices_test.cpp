@@ -154,7 +154,7 @@ TEST(ForwardChoices, FewRowsMayStayWhole) {
 }
 
 TEST(ForwardChoices, AProblemThatAllRefuseHasNone) {
-  EXPECT_TRUE(choices_of(pose({}), typical_device(7, 5)).empty());
+  EXPECT_TRUE(choices_of(pose({}), typical_device(7, 0)).empty());
 }
 
 TEST(ForwardChoices, APlanOfAChoiceHasItsSpecAndItsWorkspace) {

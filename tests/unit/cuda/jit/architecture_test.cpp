@@ -8,6 +8,7 @@ namespace fovea::cuda::jit {
 namespace {
 
 TEST(Architecture, NamesTheDevicesOwnFeaturesFromHopperOn) {
+  EXPECT_EQ((Architecture{7, 5}.name()), "sm_75");
   EXPECT_EQ((Architecture{8, 0}.name()), "sm_80");
   EXPECT_EQ((Architecture{8, 9}.name()), "sm_89");
   EXPECT_EQ((Architecture{9, 0}.name()), "sm_90a");
@@ -19,11 +20,12 @@ TEST(Architecture, EverySpellingIsRead) {
   for (const char* text : {"sm_90a", "sm_90", "90a", "90"})
     EXPECT_EQ(parse_architecture(text, "test"), (Architecture{9, 0})) << text;
   EXPECT_EQ(parse_architecture("sm_103a", "test"), (Architecture{10, 3}));
+  EXPECT_EQ(parse_architecture("sm_75", "test"), (Architecture{7, 5}));
 }
 
 // A word, nothing, one below the oldest, a device's marketing name, and a number beyond any.
 TEST(Architecture, OthersAreRefused) {
-  for (const char* text : {"hopper", "", "sm_75", "sm_", "h100", "sm_90ab", "123456"})
+  for (const char* text : {"hopper", "", "sm_72", "sm_", "h100", "sm_90ab", "123456"})
     EXPECT_THROW(parse_architecture(text, "test"), InvalidArgument) << text;
 }
 

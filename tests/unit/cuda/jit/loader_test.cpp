@@ -485,7 +485,7 @@ TEST_F(LoaderTest, AvailabilityNamesThePieceThatIsMissing) {
   fake.major = 7;
   const driver::Driver old(FOVEA_FAKE_LIBCUDA);
   EXPECT_THAT(why_unavailable(old, with_pack, 0),
-              AllOf(HasSubstr("capability 7.0"), HasSubstr("expected 8.0")));
+              AllOf(HasSubstr("capability 7.0"), HasSubstr("expected 7.5")));
 }
 
 }  // namespace

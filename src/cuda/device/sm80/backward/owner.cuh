@@ -3,8 +3,8 @@
 #pragma once
 
 #include "common/backward_work.cuh"
+#include "common/copies.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/cp_async.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "shared/backward_params.h"
@@ -69,6 +69,9 @@ struct HeadRows {
   std::int32_t length, head_dim;
   bool is_aligned;
 };
+
+template <Sm80BackwardSpec spec>
+class WalkedInRegisters;
 
 /// The warps that own a tile, as one thread of them sees it.
 template <Sm80BackwardSpec spec>
@@ -174,7 +177,7 @@ struct Owner {
             p.is_kv_aligned != 0};
   }
 
-  /// `count` rows from `begin` on; zeros where there is nothing. Aligned rows by cp.async, others by elements.
+  /// `count` rows from `begin` on; zeros where there is nothing. Aligned rows by chunks, others by elements.
   template <class Rows, int count>
   FOVEA_DEVICE_MEMBER void load_rows(SharedAddress to, const HeadRows& rows,
                                      std::int32_t begin) const {
@@ -197,8 +200,8 @@ struct Owner {
         visit(at, [&](SharedAddress at_smem, const char* from, int chunk, bool exists) {
           const bool is_data =
               exists && (!spec.has_padded_head_dim || chunk * kChunkElements < rows.head_dim);
-          ptx::cp_async_16_or_zero(at_smem, is_data ? from + chunk * kChunkBytes : rows.first,
-                                   is_data);
+          copy_chunk_or_zero<spec.instructions>(
+              at_smem, is_data ? from + chunk * kChunkBytes : rows.first, is_data);
         });
       }
     } else {
@@ -247,17 +250,47 @@ struct Owner {
                                                      v_rows(!spec.owns_keys, tile.q_head), begin);
       if constexpr (spec.owns_keys) load_statistics(to + T::kStatisticsAt, tile);
     }
-    ptx::cp_async_commit_group();
+    commit_copies<spec.instructions>();
   }
 
-  /// `tile` and all behind it, with where its rows lie, which all warps see. Of two stages, one is copied meanwhile.
+  /// `tile` and all behind it, with where its rows lie, which all warps see. The next one is copied meanwhile, where
+  /// there is a second stage for it or registers are that.
   template <class Tiles, class Visit>
   FOVEA_DEVICE_MEMBER void for_each_tile(Tiles& tiles, WalkedTile tile, const Visit& visit) const {
+    if constexpr (WalkedInRegisters<spec>::kIsUsed) {
+      for_each_tile_through_registers(tiles, tile, visit);
+    } else {
+      for_each_tile_by_stages(tiles, tile, visit);
+    }
+  }
+
+  template <class Tiles, class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_tile_through_registers(Tiles& tiles, WalkedTile tile,
+                                                           const Visit& visit) const {
+    static_assert(spec.stages == 1, "registers are the second stage");
+    WalkedInRegisters<spec> ahead;
+    ahead.fetch(*this, tile);
+#pragma unroll 1
+    while (tile.idx >= 0) {
+      ahead.put(*this, tile);
+      ptx::sync_threads();
+      const WalkedTile next = next_tile(tiles);
+      ahead.fetch(*this, next);
+      visit(tile, stage_at(0));
+      ptx::sync_threads();
+      tile = next;
+    }
+  }
+
+  /// Of two stages, one is copied meanwhile.
+  template <class Tiles, class Visit>
+  FOVEA_DEVICE_MEMBER void for_each_tile_by_stages(Tiles& tiles, WalkedTile tile,
+                                                   const Visit& visit) const {
     load_walked(tile, 0);
     int stage = 0;
 #pragma unroll 1
     while (tile.idx >= 0) {
-      ptx::cp_async_wait_group<0>();
+      wait_for_copies<spec.instructions>();
       ptx::sync_threads();
       const WalkedTile next = next_tile(tiles);
       const int other = spec.stages - 1 - stage;
@@ -270,11 +303,13 @@ struct Owner {
       tile = next;
       stage = other;
     }
-    ptx::cp_async_wait_group<0>();
+    wait_for_copies<spec.instructions>();
   }
 
-  /// Of a tile of queries. Padding makes tiles whole.
-  FOVEA_DEVICE_MEMBER void load_statistics(SharedAddress to, const WalkedTile& tile) const {
+  /// copy(thread, chunk) for the chunk that this thread has of what is known of a tile of queries, if it has one.
+  /// Padding makes tiles whole.
+  template <class Copy>
+  FOVEA_DEVICE_MEMBER void visit_statistics(const WalkedTile& tile, Copy&& copy) const {
     constexpr int kChunks = spec.tile_walked / 4;
     static_assert(3 * kChunks <= T::kThreads, "a thread copies one chunk");
     const int thread = warp * 32 + lane;
@@ -284,8 +319,108 @@ struct Owner {
                                                      : b.rows.origin;
     const std::int64_t at = statistics_at<spec.is_varlen>(b.rows, owned.sequence, tile.q_head) +
                             tile.idx * spec.tile_walked + thread % kChunks * 4;
-    ptx::cp_async_16_or_zero(to + thread * 16, from + at, true);
+    copy(thread, from + at);
   }
+
+  FOVEA_DEVICE_MEMBER void load_statistics(SharedAddress to, const WalkedTile& tile) const {
+    visit_statistics(tile, [&](int thread, const float* from) {
+      copy_chunk_or_zero<spec.instructions>(to + thread * 16, from, true);
+    });
+  }
+};
+
+/// A walked tile between two moments: `fetch` asks memory for a thread's chunks of it, `put` stores them. Products
+/// stand between them and hide the latency. Rows that are not aligned are read by `put`.
+template <Sm80BackwardSpec spec>
+class WalkedInRegisters {
+  using T = BackwardTraits<spec>;
+  using Whole = Owner<spec>;
+
+  template <class Rows>
+  static constexpr int kSteps = (spec.tile_walked * Rows::kChunks + T::kThreads - 1) / T::kThreads;
+
+  // Of a thread: sums, products of pairs, and the tile that waits.
+  static constexpr int kSums =
+      T::kRowBlocks *
+      ((spec.sums_scores ? T::kQkBlocks : 0) + (spec.sums_values ? T::kVBlocks : 0)) * 4;
+  static constexpr int kPairs = T::kRowBlocks * T::kBlocks * (spec.sums_scores ? 8 : 4);
+  static constexpr int kWords = 4 * (kSteps<typename T::QkRows> + kSteps<typename T::VRows>);
+  static constexpr int kMostRegisters = 150;  // above, ptxas spills
+
+ public:
+  /// Else the copies of sm_75 are waited for.
+  static constexpr bool kIsUsed =
+      spec.instructions == Instructions::sm75 && kSums + kPairs + kWords <= kMostRegisters;
+
+  FOVEA_DEVICE_MEMBER void fetch(const Whole& owner, const WalkedTile& tile) {
+    if (tile.idx < 0) return;
+    const std::int32_t begin = tile.idx * spec.tile_walked;
+    fetch_rows<typename T::QkRows>(owner, qk_, owner.qk_rows(!spec.owns_keys, tile.q_head), begin);
+    fetch_rows<typename T::VRows>(owner, v_, owner.v_rows(!spec.owns_keys, tile.q_head), begin);
+    if constexpr (spec.owns_keys) {
+      owner.visit_statistics(tile, [&](int, const float* from) {
+        statistics_ = ptx::ld_global(reinterpret_cast<const U32x4*>(from));
+      });
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void put(const Whole& owner, const WalkedTile& tile) const {
+    const SharedAddress to = owner.stage_at(0);
+    const std::int32_t begin = tile.idx * spec.tile_walked;
+    put_rows<typename T::QkRows>(owner, to, qk_, owner.qk_rows(!spec.owns_keys, tile.q_head),
+                                 begin);
+    put_rows<typename T::VRows>(owner, to + T::kWalkedVAt, v_,
+                                owner.v_rows(!spec.owns_keys, tile.q_head), begin);
+    if constexpr (spec.owns_keys) {
+      owner.visit_statistics(tile, [&](int thread, const float*) {
+        ptx::st_shared(to + T::kStatisticsAt + thread * 16, statistics_);
+      });
+    }
+  }
+
+ private:
+  /// visit(step, chunk) for every chunk of this thread.
+  template <class Rows, class Visit>
+  FOVEA_DEVICE_MEMBER static void for_each_chunk(const Whole& owner, Visit&& visit) {
+    constexpr int kChunks = spec.tile_walked * Rows::kChunks;
+#pragma unroll
+    for (int step = 0; step < kSteps<Rows>; ++step) {
+      const int at = step * T::kThreads + owner.warp * 32 + owner.lane;
+      if (kChunks % T::kThreads == 0 || at < kChunks) visit(step, at);
+    }
+  }
+
+  template <class Rows>
+  FOVEA_DEVICE_MEMBER static void fetch_rows(const Whole& owner, U32x4 (&words)[kSteps<Rows>],
+                                             const HeadRows& rows, std::int32_t begin) {
+    if (!rows.is_aligned) return;
+    constexpr int kChunkElements = element_traits(spec.element).of_chunk;
+    for_each_chunk<Rows>(owner, [&](int step, int at) {
+      const std::int32_t row = begin + at / Rows::kChunks;
+      const int chunk = at % Rows::kChunks;
+      words[step] = {0, 0, 0, 0};
+      if (row >= rows.length) return;
+      if (spec.has_padded_head_dim && chunk * kChunkElements >= rows.head_dim) return;
+      const char* const from =
+          rows.first + row * (rows.row_stride * T::kElementBytes) + chunk * kChunkBytes;
+      words[step] = ptx::ld_global(reinterpret_cast<const U32x4*>(from));
+    });
+  }
+
+  template <class Rows>
+  FOVEA_DEVICE_MEMBER static void put_rows(const Whole& owner, SharedAddress to,
+                                           const U32x4 (&words)[kSteps<Rows>], const HeadRows& rows,
+                                           std::int32_t begin) {
+    if (!rows.is_aligned) {
+      owner.template load_rows<Rows, spec.tile_walked>(to, rows, begin);
+      return;
+    }
+    for_each_chunk<Rows>(owner, [&](int step, int at) {
+      ptx::st_shared(Rows{to}.chunk(at / Rows::kChunks, at % Rows::kChunks), words[step]);
+    });
+  }
+
+  U32x4 qk_[kSteps<typename T::QkRows>], v_[kSteps<typename T::VRows>], statistics_;
 };
 
 /// What a thread knows of queries: of its own rows, or of the columns of a walked tile.

@@ -8,6 +8,7 @@
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
 #include "sm80/backward/owner.cuh"
+#include "tile/product.cuh"
 
 namespace fovea::cuda::sm80 {
 
@@ -61,8 +62,8 @@ struct BackwardSums {
             ptx::ldmatrix_x4(Rows::chunk_ahead(b_row, 2 * step) + j * 8 * Rows::kRowPitch);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
-          ptx::mma_m16n8k16<spec.element>(products[i][j], a[i], x.x, x.y);
-          ptx::mma_m16n8k16<spec.element>(products[i][j + 1], a[i], x.z, x.w);
+          multiply_add<spec.element, spec.instructions>(products[i][j], a[i], x.x, x.y);
+          multiply_add<spec.element, spec.instructions>(products[i][j + 1], a[i], x.z, x.w);
         }
       }
     }
@@ -91,8 +92,8 @@ struct BackwardSums {
             ptx::ldmatrix_x4_trans(Rows::chunk_ahead(row, j) + step * 16 * Rows::kRowPitch);
 #pragma unroll
         for (int i = 0; i < T::kRowBlocks; ++i) {
-          ptx::mma_m16n8k16<spec.element>(sums[i][j], a[i], x.x, x.y);
-          ptx::mma_m16n8k16<spec.element>(sums[i][j + 1], a[i], x.z, x.w);
+          multiply_add<spec.element, spec.instructions>(sums[i][j], a[i], x.x, x.y);
+          multiply_add<spec.element, spec.instructions>(sums[i][j + 1], a[i], x.z, x.w);
         }
       }
     }

@@ -191,7 +191,7 @@ struct DenseMmaSums {
       const Owner<kRows> owner(c.call, visits.queries());
       const WalkedTile keys = visits.keys();
       const QueryStatistics<kRows> queries(owner);
-      ptx::cp_async_wait_group<0>();
+      wait_for_copies<spec.instructions>();
       ptx::sync_threads();
       Products scores, dweights;
       const SharedAddress stage = owner.stage_at(0);

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "ptx/barrier.cuh"
-#include "ptx/cp_async.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "shared/captured_params.h"
@@ -57,7 +56,7 @@ struct MmaProducts {
 
   /// Until all rows are there, whoever loaded them.
   FOVEA_DEVICE_MEMBER void wait() const {
-    ptx::cp_async_wait_group<0>();
+    wait_for_copies<spec.instructions>();
     ptx::sync_threads();
   }
 

@@ -135,6 +135,7 @@ FOVEA_DEVICE float f32_of_f16_lo(std::uint32_t pair) {
 FOVEA_DEVICE float f32_of_f16_hi(std::uint32_t pair) { return emulator::decode_f16(pair >> 16); }
 
 FOVEA_DEVICE std::uint32_t cvt_e4m3x2(float lo, float hi, Site site = Site::here()) {
+  emulator::require(89, {"cvt.e4m3x2", site});
   check_operands("cvt.e4m3x2", site, lo, hi);
   return emulator::encode_e4m3(lo) | emulator::encode_e4m3(hi) << 8;
 }
@@ -163,6 +164,7 @@ FOVEA_DEVICE std::uint32_t cvt_s8x4(float a, float b, float c, float d, Site sit
 }
 
 FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x, Site site = Site::here()) {
+  emulator::require(80, {"cvt.rna.tf32", site});
   check_operands("cvt.rna.tf32", site, x);
   const auto bits = bit_cast<std::uint32_t>(x);
   const bool is_finite = (bits & 0x7f800000U) != 0x7f800000U;
@@ -170,7 +172,9 @@ FOVEA_DEVICE std::uint32_t cvt_rna_tf32(float x, Site site = Site::here()) {
 }
 
 /// Products of bf16 are exact in f32, and so are sums of theirs in f64.
-FOVEA_DEVICE std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+FOVEA_DEVICE std::uint32_t fma_bf16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c,
+                                      Site site = Site::here()) {
+  emulator::require(80, {"fma.bf16x2", site});
   const auto lo = double{f32_of_bf16_lo(a)} * f32_of_bf16_lo(b) + f32_of_bf16_lo(c);
   const auto hi = double{f32_of_bf16_hi(a)} * f32_of_bf16_hi(b) + f32_of_bf16_hi(c);
   return emulator::encode_bf16(static_cast<float>(lo)) |
@@ -191,7 +195,8 @@ FOVEA_DEVICE std::uint32_t prmt(std::uint32_t a, std::uint32_t b, std::uint32_t 
   return result;
 }
 
-FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
+FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b, Site site = Site::here()) {
+  emulator::require(80, {"fma.bf16x2", site});
   return emulator::encode_bf16(f32_of_bf16_lo(a) * f32_of_bf16_lo(b)) |
          emulator::encode_bf16(f32_of_bf16_hi(a) * f32_of_bf16_hi(b)) << 16;
 }

@@ -49,6 +49,11 @@ FOVEA_DEVICE void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], std::
   emulator::mma(kFormat, d, a, b0, b1, {"mma.sync", site});
 }
 
+FOVEA_DEVICE void mma_m16n8k8_f16(float (&d)[4], std::uint32_t a0, std::uint32_t a1,
+                                  std::uint32_t b, Site site = Site::here()) {
+  emulator::mma_k8_f16(d, a0, a1, b, {"mma.sync.m16n8k8", site});
+}
+
 FOVEA_DEVICE void mma_m16n8k32_s8(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                   std::uint32_t b1, Site site = Site::here()) {
   emulator::mma(emulator::Format::s8, d, a, b0, b1, {"mma.sync.s8", site});
