@@ -38,11 +38,19 @@ struct Generation {
   bool takes_short = true;
 };
 
-/// Newer devices run the kernels of older ones too: a device of this compute capability and the size of ours.
+constexpr Generation kTuring{.major = 7, .minor = 5};
+
+/// Newer devices run the kernels of older ones too: a device of this compute capability and the size of ours; as Turing
+/// with its shared memory, which decides on tiles.
 cuda::DeviceTraits traits_as(const Generation& generation) {
   cuda::DeviceTraits device = cuda::traits_of(cuda::driver::process_context(0).info());
   device.major = generation.major;
   device.minor = generation.minor;
+  if (generation.major == kTuring.major) {
+    const cuda::DeviceTraits turing = cuda::typical_device(kTuring.major, kTuring.minor);
+    device.shared_bytes_per_cta = turing.shared_bytes_per_cta;
+    device.shared_bytes_per_sm = turing.shared_bytes_per_sm;
+  }
   return device;
 }
 
@@ -74,10 +82,16 @@ void run_as(const Generation& generation, const AttentionForward& args) {
   copies.copy_back();
 }
 
-/// Whose kernels this device runs: those of sm_80 everywhere, those of sm_90a on Hopper alone.
-std::vector<Generation> generations() {
-  if (cuda::driver::process_context(0).info().compute_capability_major != 9) return {{.major = 8}};
-  return {{.major = 8}, {.major = 9}, {.major = 9, .takes_short = false}};
+/// Whose kernels this device runs a problem by: those of sm_80 everywhere, those of sm_90a on Hopper alone; in f16
+/// Turing's too, which has no recipes.
+std::vector<Generation> generations(const Case& problem) {
+  std::vector<Generation> all = {{.major = 8}};
+  if (cuda::driver::process_context(0).info().compute_capability_major == 9) {
+    all.push_back({.major = 9});
+    all.push_back({.major = 9, .takes_short = false});
+  }
+  if (problem.dtype == Dtype::f16 && problem.quant.is_none()) all.push_back(kTuring);
+  return all;
 }
 
 /// On Hopper a reference stands some 80 octaves above a row's scores: exponents are rounded at 2^-18, which shows in
@@ -85,8 +99,8 @@ std::vector<Generation> generations() {
 constexpr double kHopperLseError = 0x1p-18;
 
 void expect_right(const Case& problem) {
-  for (const Generation& generation : generations()) {
-    SCOPED_TRACE(fmt::format("as compute capability {}.0{}", generation.major,
+  for (const Generation& generation : generations(problem)) {
+    SCOPED_TRACE(fmt::format("as compute capability {}.{}{}", generation.major, generation.minor,
                              generation.takes_short ? "" : ", as if long"));
     const auto run = [&](const AttentionForward& args) { run_as(generation, args); };
     expect_kernel_equals_oracle(problem, run, generation.major == 9 ? kHopperLseError : 0);
@@ -146,21 +160,25 @@ INSTANTIATE_TEST_SUITE_P(All, GpuFeatures,
                          ::testing::ValuesIn(features().begin(), features().end()),
                          [](const auto& each) { return std::string(each.param.name); });
 
-TEST_F(Gpu, TileEdges) {
-  for (const std::int64_t head_dim : {32, 64, 128, 256}) {
-    for (const std::int64_t seqlen_q : {1, 63, 64, 65, 127, 128, 129, 257}) {
-      for (const std::int64_t seqlen_kv : {1, 63, 64, 65, 128, 200, 515}) {
-        Case problem = plain_case(Dtype::bf16);
-        problem.label = "edges";
-        problem.batch = 1;
-        problem.seqlen_q = seqlen_q;
-        problem.seqlen_kv = seqlen_kv;
-        problem.head_dim_qk = problem.head_dim_v = head_dim;
-        if (seqlen_q % 2 == 1) problem.mask = causal();
-        problem.wants_row_max = seqlen_q % 4 == 1;
-        expect_right(problem);
-      }
+void expect_right_at_edges(Dtype dtype, std::int64_t head_dim) {
+  for (const std::int64_t seqlen_q : {1, 63, 64, 65, 127, 128, 129, 257}) {
+    for (const std::int64_t seqlen_kv : {1, 63, 64, 65, 128, 200, 515}) {
+      Case problem = plain_case(dtype);
+      problem.label = "edges";
+      problem.batch = 1;
+      problem.seqlen_q = seqlen_q;
+      problem.seqlen_kv = seqlen_kv;
+      problem.head_dim_qk = problem.head_dim_v = head_dim;
+      if (seqlen_q % 2 == 1) problem.mask = causal();
+      problem.wants_row_max = seqlen_q % 4 == 1;
+      expect_right(problem);
     }
+  }
+}
+
+TEST_F(Gpu, TileEdges) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+    for (const std::int64_t head_dim : {32, 64, 128, 256}) expect_right_at_edges(dtype, head_dim);
   }
 }
 

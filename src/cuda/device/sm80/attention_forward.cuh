@@ -63,6 +63,10 @@ struct Forward {
   using Tiles = typename WalkOf<Mods>::Type;
   using Fragments = ScoreFragments<spec>;
 
+  /// Where copies pass through registers: wider sums leave none in which a tile could wait beside products.
+  static constexpr bool kTilesWaitInRegisters =
+      spec.instructions == Instructions::sm75 && spec.head_dim_v <= 160;
+
   // Note: with padding behind the team, the same PTX numbers its registers otherwise, and ptxas deals them otherwise.
   [[no_unique_address]] Team<spec> team;
   typename SumsOf<spec, Mods, spec.sums_codes>::Type sums;
@@ -167,7 +171,7 @@ struct Forward {
     bool is_first = true;
 #pragma unroll 1
     while (tile.idx >= 0) {
-      ptx::cp_async_wait_group<0>();
+      wait_for_copies<spec.instructions>();
       team.meet();
       load_values(team, tile, 0);
       if constexpr (T::kKeepsQueries) {
@@ -176,7 +180,7 @@ struct Forward {
       }
       Fragments s;
       if (has_rows) multiply_keys(s, 0);
-      ptx::cp_async_wait_group<0>();
+      wait_for_copies<spec.instructions>();
       team.meet();
       const VisitedTile next = next_tile(tiles);
       load_keys(team, next, 0);
@@ -216,8 +220,8 @@ struct Forward {
     }
   }
 
-  /// As walk_in_place, where copies pass through registers: a tile is fetched before the products that hide its
-  /// latency, and put behind them.
+  /// As walk_in_place, but a tile is fetched into registers before the products that hide its latency, and put behind
+  /// them.
   FOVEA_DEVICE_MEMBER void walk_through_registers(Tiles& tiles, Pass pass) {
     static_assert(spec.stages == 1, "registers are the second stage");
     const bool has_rows = team.warp_has_rows();
@@ -254,7 +258,7 @@ struct Forward {
     Tiles tiles = start_tiles<Tiles>(team, rows_span);
     sums.start();
     load_queries(team);
-    if constexpr (spec.instructions == Instructions::sm75) {
+    if constexpr (kTilesWaitInRegisters) {
       walk_through_registers(tiles, pass);
     } else if constexpr (spec.holds_all_keys) {
       walk_at_once(tiles, pass);

@@ -8,6 +8,7 @@
 
 #include "fovea/backward.hpp"
 
+#include "cuda/jit/loader.hpp"
 #include "gpu/device_copy.hpp"
 #include "kernels/backward/backward_cases.hpp"
 #include "support/gradient_compare.hpp"
@@ -34,6 +35,41 @@ TEST_P(GpuBackward, EqualsTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuBackward, ::testing::ValuesIn(backward_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
+std::vector<GradientCase> turing_cases() {
+  std::vector<GradientCase> cases = backward_cases();
+  std::erase_if(cases, [](const GradientCase& each) {
+    return device_of(each.forward.label).instructions() != cuda::Instructions::sm75;
+  });
+  return cases;
+}
+
+/// By kernels of an older GPU, which this one runs too.
+void run_as_turing(const AttentionBackward& args) {
+  DeviceCopies copies;
+  copies.add(tensors_of_gradients(args));
+  const AttentionBackward call = copies.call(args);
+  const GradientProblem problem = validate(problem_of(call), "test");
+  const cuda::driver::DeviceContext& context = cuda::driver::process_context(0);
+  cuda::BackwardPlan plan = plan_of_owners(problem, cuda::typical_device(7, 5));
+  cuda::load(cuda::jit::process_loader(), context, plan);
+  DeviceMemory workspace(context, plan.workspace_bytes + 1);
+  workspace.fill(0xFF, Stream(nullptr));
+  cuda::attention_backward(problem, plan, call, workspace.data(), nullptr);
+  copies.copy_back();
+}
+
+class GpuTuringBackward : public Gpu, public ::testing::WithParamInterface<GradientCase> {};
+
+TEST_P(GpuTuringBackward, EqualsTheOracle) {
+  BackwardCompareOptions options;
+  options.products = ComputeDtype::bf16;
+  options.run = run_as_turing;
+  EXPECT_EQ(backward_difference(GetParam(), options), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuTuringBackward, ::testing::ValuesIn(turing_cases()),
                          [](const auto& each) { return each.param.forward.label; });
 
 class GpuHopperBackward : public Gpu, public ::testing::WithParamInterface<GradientCase> {};
