@@ -56,7 +56,7 @@ struct AttentionBackward {
 /// Accuracy at most twice the error of the plain formula in the same dtypes.
 /// Bits     dq, dk and dv of a sequence depend on that sequence alone: not on batch mates, threads, scheduling or run.
 ///          dsinks and dcaptured are sums over the batch in a fixed order, or exact.
-/// Device   the cpu, or NVIDIA GPUs from compute capability 8.0 on: enqueued on stream, legal in graph capture;
+/// Device   the cpu, or NVIDIA GPUs from compute capability 7.5 on: enqueued on stream, legal in graph capture;
 ///          workspace there is two to four floats a row, and 104 bytes an element of dcaptured but of a dense bias; on
 ///          Hopper, for a dense bias that is added to scores of 16 bits, 2 bytes a pair where that is 2 GiB at most.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.

@@ -50,7 +50,7 @@ struct AttentionJvp {
 ///          scores are taken again for each so many columns.
 /// Memory   workspace of O(threads · tile), on a GPU of tables of what the mask loads; allocated by the call where it
 ///          is not given.
-/// Device   one for all tensors: the cpu, or a GPU of compute capability 8.0 or above, on forward.stream.
+/// Device   one for all tensors: the cpu, or a GPU of compute capability 7.5 or above, on forward.stream.
 /// Throws   InvalidArgument before anything is written; Unsupported with each candidate's reason.
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args);
 FOVEA_EXPORT void attention_jvp(const AttentionJvp& args, Runtime& runtime);

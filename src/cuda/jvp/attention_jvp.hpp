@@ -42,6 +42,9 @@ JvpPlan try_plan_jvp(const TangentProblem& problem, Device device);
 /// The choice alone, for a device that need not be here: nothing is compiled or loaded.
 JvpPlan choose_jvp(const TangentProblem& problem, const DeviceTraits& device);
 
+/// Loads what a plan that was made without a device was chosen to run.
+void load(jit::Loader& loader, const driver::DeviceContext& context, JvpPlan& plan);
+
 /// Enqueues on `stream` (CUstream; null: the legacy default stream) and returns: no allocation, no synchronisation, no
 /// compilation. Arguments have been validated and lie in the memory of the plan's device, workspace too
 /// (plan.workspace_bytes, aligned to 256).

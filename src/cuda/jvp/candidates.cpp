@@ -65,7 +65,6 @@ std::string print_jvp_spec(const JvpSpec& spec, std::string_view name) {
 }
 
 std::optional<Refusal> refuses_any(const TangentProblem& problem, const DeviceTraits& device) {
-  if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = refuses_any(problem.forward, device)) return refusal;
   return refuses_margin(problem.forward);
 }

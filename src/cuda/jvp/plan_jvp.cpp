@@ -108,6 +108,10 @@ JvpPlan try_plan_jvp(const TangentProblem& problem, Device device) {
   return JvpLadder::try_plan_on(problem, device);
 }
 
+void load(jit::Loader& loader, const driver::DeviceContext& context, JvpPlan& plan) {
+  JvpLadder::load(loader, context, plan);
+}
+
 JvpPlan plan_jvp(const TangentProblem& problem, Device device) {
   return JvpLadder::plan_on(problem, device);
 }

@@ -12,12 +12,15 @@ namespace {
 /// Enumerated in order of preference; the first that leaves room for two CTAs on an SM, else for one, is taken: one
 /// keeps the tensor cores busy while the other is in its softmax.
 struct Tile {
-  std::int32_t tile_kv, stages;
+  std::int32_t tile_kv, stages, num_warps = 4;
 };
 
 // 16 rows a warp: O and T take head_dim_v registers of a thread, S and S' as many as there are keys.
 constexpr std::array kSlimTiles = {Tile{64, 2}, Tile{64, 1}, Tile{32, 2}, Tile{32, 1}};
 constexpr std::array kTiles = {Tile{32, 2}, Tile{32, 1}, Tile{16, 2}, Tile{16, 1}};
+// Turing's copies are there at once: a second stage would hide nothing. Q and Q' of 64 rows of head_dim 256 would be
+// all of its shared memory.
+constexpr std::array kTuringTiles = {Tile{32, 1}, Tile{16, 1}, Tile{16, 1, 2}};
 constexpr std::int32_t kMostSlimColumns = 64;
 constexpr std::int32_t kMostColumns = 128;
 
@@ -29,9 +32,9 @@ bool needs_registers(const ForwardProblem& f) {
 }
 
 JvpSpec with_tile(JvpSpec spec, const Tile& tile, const DeviceTraits& device) {
-  spec.tile_q = 64;
+  spec.tile_q = 16 * tile.num_warps;
   spec.tile_kv = tile.tile_kv;
-  spec.num_warps = 4;
+  spec.num_warps = tile.num_warps;
   spec.stages = tile.stages;
   const auto bytes = static_cast<int>(Sm80Jvp::shared_bytes(spec));
   const bool fits_twice = 2 * (bytes + kReservedSharedBytes) <= device.shared_bytes_per_sm;
@@ -43,7 +46,6 @@ JvpSpec with_tile(JvpSpec spec, const Tile& tile, const DeviceTraits& device) {
 
 std::optional<Refusal> Sm80Jvp::refuses(const TangentProblem& problem, const DeviceTraits& device) {
   const ForwardProblem& f = problem.forward;
-  if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
   if (auto refusal = refuses_margin(f)) return refusal;
   const Dtype dtype = f.problem.q.dtype;
@@ -59,9 +61,11 @@ std::optional<Refusal> Sm80Jvp::refuses(const TangentProblem& problem, const Dev
 }
 
 JvpSpec Sm80Jvp::choose(const TangentProblem& problem, const DeviceTraits& device) {
-  const JvpSpec spec = common_spec(problem, kMostColumns);
+  JvpSpec spec = common_spec(problem, kMostColumns);
+  spec.instructions = device.instructions();
   const bool is_slim = spec.head_dim_v <= kMostSlimColumns && !needs_registers(problem.forward);
-  const std::span<const Tile> tiles = is_slim ? std::span<const Tile>(kSlimTiles) : kTiles;
+  std::span<const Tile> tiles = is_slim ? std::span<const Tile>(kSlimTiles) : kTiles;
+  if (spec.instructions == Instructions::sm75) tiles = kTuringTiles;
   for (const int wanted : {2, 1}) {
     for (const Tile& tile : tiles) {
       const JvpSpec chosen = with_tile(spec, tile, device);

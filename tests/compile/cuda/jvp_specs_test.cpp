@@ -75,12 +75,20 @@ constexpr int kMostSpilled = 32;
 /// With nothing but Q' beside them, or O and T of 256 columns in f32, ptxas loads further ahead than it has registers.
 constexpr int kMostSpilledAhead = 192;
 
+/// Turing multiplies f16, in halves of the others' depth.
+constexpr jit::Architecture kTuring{.major = 7, .minor = 5};
+
+std::vector<jit::Architecture> architectures_of(const Posed& posed) {
+  std::vector<jit::Architecture> all = {{.major = 8, .minor = 0}, {.major = 9, .minor = 0}};
+  if (posed.dtype == Dtype::f16) all.push_back(kTuring);
+  return all;
+}
+
 class JvpSpecs : public ::testing::TestWithParam<Posed> {};
 
 TEST_P(JvpSpecs, SpillNextToNothingAndMultiplyATileOnce) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
-  for (const jit::Architecture architecture :
-       {jit::Architecture{.major = 8, .minor = 0}, {.major = 9, .minor = 0}}) {
+  for (const jit::Architecture architecture : architectures_of(GetParam())) {
     const DeviceTraits device = typical_device(architecture.major, architecture.minor);
     const JvpPlan plan = choose_jvp(validated(GetParam()), device);
     ASSERT_NE(plan.candidate, "");
@@ -92,7 +100,10 @@ TEST_P(JvpSpecs, SpillNextToNothingAndMultiplyATileOnce) {
     if (plan.candidate != Sm80Jvp::kName) continue;
     const auto code = machine_code(cubin);
     if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-    EXPECT_EQ(count(*code, "HMMA.16816.F32"), products_of_a_tile(plan.spec)) << text.label;
+    const bool has_halves = architecture == kTuring;
+    EXPECT_EQ(count(*code, has_halves ? "HMMA.1688.F32" : "HMMA.16816.F32"),
+              (has_halves ? 2 : 1) * products_of_a_tile(plan.spec))
+        << text.label;
   }
 }
 

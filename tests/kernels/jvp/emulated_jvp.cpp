@@ -7,6 +7,7 @@
 
 #include "common/range_table.cuh"
 #include "cuda/jvp/launch.hpp"
+#include "kernels/backward/backward_cases.hpp"
 #include "problem/jvp.hpp"
 #include "support/launch_memory.hpp"
 
@@ -25,7 +26,9 @@ const cuda::EmulatedJvp& jvp_named(std::string_view name) {
 
 void run_jvp(std::string_view label, const AttentionJvp& args, Emulation& emulation) {
   const TangentProblem problem = validate(problem_of(args), "test");
-  const cuda::JvpPlan plan = cuda::choose_jvp(problem, cuda::typical_device(8, 0));
+  const cuda::DeviceTraits device = device_of(std::string(label));
+  const cuda::JvpPlan plan = cuda::choose_jvp(problem, device);
+  emulation.compute_capability = device.compute_capability();
   const cuda::EmulatedJvp& kernel = jvp_named(label);
   for (const TensorBytes& tensor : tensors_of_tangents(args))
     emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);

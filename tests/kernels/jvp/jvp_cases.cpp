@@ -23,7 +23,6 @@ void add_gradients(std::vector<GradientCase>& cases) {
     const std::string& label = each.forward.label;
     const bool is_captured = std::ranges::any_of(
         captured, [&](const GradientCase& other) { return other.forward.label == label; });
-    if (label.starts_with("turing_")) continue;  // refuses forward mode
     if (!is_captured || std::ranges::find(kCaptured, label) != kCaptured.end())
       cases.push_back(std::move(each));
   }

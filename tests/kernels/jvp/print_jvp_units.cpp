@@ -8,6 +8,7 @@
 
 #include "cuda/jvp/attention_jvp.hpp"
 #include "cuda/jvp/candidates.hpp"
+#include "kernels/backward/backward_cases.hpp"
 #include "kernels/jvp/jvp_cases.hpp"
 #include "kernels/renamed.hpp"
 #include "problem/jvp.hpp"
@@ -19,10 +20,10 @@ using testing::renamed;
 
 /// The kernel of a case without its entry; its row of a table of functions.
 std::string print(const testing::GradientCase& each, std::ofstream& out) {
+  const std::string& label = each.forward.label;
   testing::GradientMemory memory(each);
   const cuda::JvpPlan plan = cuda::choose_jvp(
-      validate(problem_of(memory.jvp_args()), "print_jvp_units"), cuda::typical_device(8, 0));
-  const std::string& label = each.forward.label;
+      validate(problem_of(memory.jvp_args()), "print_jvp_units"), testing::device_of(label));
   out << fmt::format("#include \"{}\"\nnamespace fovea::cuda {{\n{}\n{}}}\n", plan.program->include,
                      renamed(plan.program->mods, "Mods", "Mods_" + label),
                      cuda::print_jvp_spec(plan.spec, "spec_" + label));

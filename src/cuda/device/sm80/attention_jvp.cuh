@@ -1,4 +1,5 @@
-// Attention and its tangent by mma.sync and cp.async: forward mode on every tensor-core GPU from sm_80 up.
+// Attention and its tangent by mma.sync and cp.async: forward mode on every tensor-core GPU from sm_80 up, and of f16
+// on Turing, where copies pass through registers and are waited for.
 //
 //   S = scale Q Kᵀ,  S' = f_s(S) scale (Q' Kᵀ + Q K'ᵀ) + g(S),  S = mask(f(S)),  S' = 0 where S = -inf
 //   O += P V,  T += (P (S' - r)) V + P V'                      common/tangent_row.cuh has r and the ends
@@ -22,6 +23,7 @@
 // Refused: f32 inputs, tangents of another dtype than q, head dims above 256 (sm80/attention_jvp_f32.cuh).
 #pragma once
 
+#include "common/copies.cuh"
 #include "common/element.cuh"
 #include "common/passes.cuh"
 #include "common/range.cuh"
@@ -30,7 +32,6 @@
 #include "common/sequence.cuh"
 #include "common/tangent_row.cuh"
 #include "common/tile_walk.cuh"
-#include "ptx/cp_async.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
@@ -43,6 +44,7 @@
 #include "team/scores.cuh"
 #include "team/team.cuh"
 #include "team/walk.cuh"
+#include "tile/product.cuh"
 
 namespace fovea::cuda::sm80 {
 
@@ -83,8 +85,8 @@ struct Jvp {
                                                const U32x4& b) {
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
-      ptx::mma_m16n8k16<spec.element>(s[i][j], a[i], b.x, b.y);
-      ptx::mma_m16n8k16<spec.element>(s[i][j + 1], a[i], b.z, b.w);
+      multiply_add<spec.element, spec.instructions>(s[i][j], a[i], b.x, b.y);
+      multiply_add<spec.element, spec.instructions>(s[i][j + 1], a[i], b.z, b.w);
     }
   }
 
@@ -219,8 +221,8 @@ struct Jvp {
                                              const U32x4& b) {
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
-      ptx::mma_m16n8k16<spec.element>(sums[i][j], a[i], b.x, b.y);
-      ptx::mma_m16n8k16<spec.element>(sums[i][j + 1], a[i], b.z, b.w);
+      multiply_add<spec.element, spec.instructions>(sums[i][j], a[i], b.x, b.y);
+      multiply_add<spec.element, spec.instructions>(sums[i][j + 1], a[i], b.z, b.w);
     }
   }
 
@@ -296,7 +298,7 @@ struct Jvp {
     int stage = 0;
 #pragma unroll 1
     while (tile.idx >= 0) {
-      ptx::cp_async_wait_group<0>();
+      wait_for_copies<spec.instructions>();
       team.meet();
       const VisitedTile next = next_tile(tiles);
       const int other = spec.stages - 1 - stage;
@@ -309,7 +311,7 @@ struct Jvp {
       tile = next;
       stage = other;
     }
-    ptx::cp_async_wait_group<0>();
+    wait_for_copies<spec.instructions>();
     team.meet();
   }
 

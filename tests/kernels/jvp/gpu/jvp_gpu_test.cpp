@@ -8,7 +8,10 @@
 
 #include "fovea/jvp.hpp"
 
+#include "cuda/jit/loader.hpp"
+#include "cuda/jvp/attention_jvp.hpp"
 #include "gpu/device_copy.hpp"
+#include "kernels/backward/backward_cases.hpp"
 #include "kernels/jvp/jvp_cases.hpp"
 #include "support/gradient_compare.hpp"
 
@@ -30,6 +33,38 @@ TEST_P(GpuJvp, EqualsTheOracle) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuJvp, ::testing::ValuesIn(jvp_cases()),
+                         [](const auto& each) { return each.param.forward.label; });
+
+std::vector<GradientCase> turing_cases() {
+  std::vector<GradientCase> cases = jvp_cases();
+  std::erase_if(cases, [](const GradientCase& each) {
+    return device_of(each.forward.label).instructions() != cuda::Instructions::sm75;
+  });
+  return cases;
+}
+
+/// By kernels of an older GPU, which this one runs too.
+void run_as_turing(const AttentionJvp& args) {
+  DeviceCopies copies;
+  copies.add(tensors_of_tangents(args));
+  const AttentionJvp call = copies.call(args);
+  const TangentProblem problem = validate(problem_of(call), "test");
+  const cuda::driver::DeviceContext& context = cuda::driver::process_context(0);
+  cuda::JvpPlan plan = cuda::choose_jvp(problem, cuda::typical_device(7, 5));
+  cuda::load(cuda::jit::process_loader(), context, plan);
+  DeviceMemory workspace(context, plan.workspace_bytes + 1);
+  workspace.fill(0xFF, Stream(nullptr));
+  cuda::attention_jvp(problem, plan, call, workspace.data(), nullptr);
+  copies.copy_back();
+}
+
+class GpuTuringJvp : public Gpu, public ::testing::WithParamInterface<GradientCase> {};
+
+TEST_P(GpuTuringJvp, EqualsTheOracle) {
+  EXPECT_EQ(jvp_difference(GetParam(), run_as_turing, products_of(GetParam())), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuTuringJvp, ::testing::ValuesIn(turing_cases()),
                          [](const auto& each) { return each.param.forward.label; });
 
 /// A second run has the same bits.
