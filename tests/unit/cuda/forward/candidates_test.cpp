@@ -230,7 +230,7 @@ TEST(ForwardCandidates, TuringMultipliesF16ThroughRegisters) {
       EXPECT_EQ(plan.spec.as<TeamSpec>().instructions, Instructions::sm75);
       EXPECT_EQ(plan.spec->stages, 1);
       EXPECT_LE(plan.shared_bytes, std::size_t{65536});
-      EXPECT_EQ(plan.spec->ctas_per_sm, head_dim <= 64 || rows == 1 && head_dim == 72 ? 2 : 1);
+      EXPECT_EQ(plan.spec->ctas_per_sm, head_dim <= 64 || (rows == 1 && head_dim == 72) ? 2 : 1);
     }
   }
   EXPECT_EQ(chosen({.dtype = Dtype::f16}).spec.as<TeamSpec>().instructions, Instructions::sm80);
