@@ -27,6 +27,9 @@ const double kLinearMean = [] {
   return 1 / (2 * ln2) + (1 - (1 + ln2) / 2) / (ln2 * ln2);
 }();
 
+/// Numbers from there on are whole, and a multiple of a step that is none may be far from all of them.
+constexpr double kNoFractions = 0x1p52;
+
 using Row = std::vector<double>;
 using FloatRow = std::vector<float>;
 
@@ -420,9 +423,10 @@ class RowOfSums {
            std::log(sum_ * std::exp(reference_ - top) + (sink == top ? 1 : std::exp(sink - top)));
   }
 
-  std::vector<double> out(double lse) const {
+  /// Not by lse, which has lost the denominator where the reference is so large that it is the same number.
+  std::vector<double> out(double sink) const {
     std::vector<double> result = sums_;
-    const double factor = std::exp(reference_ - lse);
+    const double factor = 1 / (sum_ + std::exp(sink - reference_));
     for (std::size_t d = 0; d < result.size(); ++d) {
       const double sum = result[d] + static_cast<double>(values_.mean[d]) * kept_;
       result[d] = factor == 0 && !std::isfinite(sum) ? sum : sum * factor;
@@ -470,8 +474,9 @@ class RowOfSums {
   void raise_reference(double tile_max) {
     if (tile_max <= reference_) return;
     const double step = static_cast<double>(quant_.p_step) * std::numbers::ln2;
+    const bool has_steps = step > 0 && std::fabs(tile_max) < kNoFractions;
     const double raised =
-        step > 0 ? common_ + step * std::nearbyint((tile_max - common_) / step) : tile_max;
+        has_steps ? common_ + step * std::nearbyint((tile_max - common_) / step) : tile_max;
     const double factor = std::exp(reference_ - raised);
     for (double& sum : sums_) sum = factor == 0 && !std::isfinite(sum) ? sum : sum * factor;
     sum_ *= factor;
@@ -549,7 +554,7 @@ std::vector<double> attend(const Quantization& quant, const Values& values, doub
     rest = rest.subspan(count);
   }
   p.lse = sums.lse(sink);
-  return sums.out(p.lse);
+  return sums.out(sink);
 }
 
 }  // namespace
