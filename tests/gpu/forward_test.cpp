@@ -140,19 +140,30 @@ TEST_P(GpuFeatures, EqualTheOracleWithRoundedOperands) {
   }
 }
 
-/// By mma.sync as on 8.9, where this GPU has such products; what is refused beside them has a test of its own.
+/// Whose kernels multiply codes of probabilities here: by mma.sync as on 8.9, where this GPU has such products; on
+/// Hopper by its own too.
+std::vector<Generation> generations_of_e4m3() {
+  const cuda::DeviceTraits device = cuda::traits_of(cuda::driver::process_context(0).info());
+  std::vector<Generation> all;
+  if (device.compute_capability() >= 89) all.push_back({.major = 8, .minor = 9});
+  if (device.major == 9) all.push_back({.major = 9});
+  return all;
+}
+
+/// What is refused has a test of its own.
 TEST_P(GpuFeatures, EqualTheOracleWithCodesOfProbabilities) {
   if (GetParam().group == "products") return;  // of CPUs
-  const Generation generation{.major = 8, .minor = 9};
-  if (cuda::traits_of(cuda::driver::process_context(0).info()).compute_capability() < 89)
-    GTEST_SKIP() << "tensor cores multiply no e4m3";
+  if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
   for (const std::int64_t head_dim : {64, 128}) {
     const Case problem = rounded_case("fast", head_dim, GetParam());
     CaseMemory memory(problem);
     const ForwardProblem f = validate(problem_of(memory.args()), "test");
-    if (cuda::choose_forward(f, traits_as(generation)).candidate.empty()) continue;
-    expect_kernel_equals_oracle(problem,
-                                [&](const AttentionForward& args) { run_as(generation, args); });
+    for (const Generation& generation : generations_of_e4m3()) {
+      SCOPED_TRACE(fmt::format("as compute capability {}.{}", generation.major, generation.minor));
+      if (cuda::choose_forward(f, traits_as(generation)).candidate.empty()) continue;
+      expect_kernel_equals_oracle(problem,
+                                  [&](const AttentionForward& args) { run_as(generation, args); });
+    }
   }
 }
 

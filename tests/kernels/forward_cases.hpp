@@ -40,6 +40,8 @@ std::vector<Case> hopper_quantized_cases();
 std::vector<Case> sm80_quantized_cases();
 /// What these start from: so many rows, three tiles of 128 keys, the last of them cut; two heads share keys.
 Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_q);
+/// The score becomes score + bias[q_idx % 2, kv_idx], NaN at a key in the middle for odd rows.
+Case with_nan_scores(Case problem);
 /// The GPU that a case of sm80/attention_quantized is compiled for: 8.0; 8.9 where codes of P are multiplied.
 cuda::DeviceTraits rounding_device(const Quantization& quant);
 

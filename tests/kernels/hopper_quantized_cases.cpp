@@ -1,6 +1,9 @@
 // Problems of sm90/attention_quantized: Q and K in eight bits. See forward_cases.hpp.
 #include <algorithm>
 #include <iterator>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "kernels/forward_cases.hpp"
 #include "support/features.hpp"
@@ -21,7 +24,7 @@ std::vector<Case> program_cases() {
   capped.wants_row_max = true;
   Case line = base_case("quantized_alibi", 128);
   const TensorView slopes =
-      line.capture(Dtype::f32, {2}, [](std::int64_t i) { return i == 0 ? 0.1 : 0.02; });
+      line.capture(Dtype::f32, {2}, [](std::int64_t i) { return i == 0 ? 0.01 : 0.004; });
   line.score = alibi(slopes);
   line.mask = causal();
   Case formula = base_case("quantized_program", 64);
@@ -34,11 +37,25 @@ std::vector<Case> program_cases() {
 
 /// P and V too.
 std::vector<Case> coded_cases() {
-  const auto coded = [](const char* label, std::int64_t head_dim) {
+  const Quantization fast = parse_quantization("fast");
+  const auto coded = [&](const char* label, std::int64_t head_dim) {
     Case problem = base_case(label, head_dim);
-    problem.quant = parse_quantization("fast");
+    problem.quant = fast;
     return problem;
   };
+  std::vector<Case> cases;
+  for (Case program : program_cases()) {
+    if (program.label != "quantized_softcap" && program.label != "quantized_alibi") continue;
+    program.label.replace(0, std::string_view("quantized").size(), "coded");
+    program.quant = fast;
+    cases.push_back(std::move(program));
+  }
+  // Of odd rows alone, behind tiles without a maximum.
+  Case nan = coded("coded_nan_scores", 64);
+  nan.seqlen_kv = 700;
+  nan.wants_row_max = false;
+  cases.push_back(with_nan_scores(std::move(nan)));
+  cases.push_back(with_extreme_scores(coded("coded_extreme", 128)));
   Case full_128 = coded("coded_full_d128", 128);
   full_128.batch = 2;
   full_128.seqlen_kv = 700;  // codes without a maximum behind the first tile
@@ -79,7 +96,9 @@ std::vector<Case> coded_cases() {
   heavy.distribution = Distribution::heavy_tailed;
   heavy.seqlen_kv = 700;
   heavy.softmax_scale = 1;
-  return {full_128, causal_128, full_64, window_64, padded, infinite, packed, few, none, heavy};
+  cases.insert(cases.end(), {full_128, causal_128, full_64, window_64, padded, infinite, packed,
+                             few, none, heavy});
+  return cases;
 }
 
 }  // namespace

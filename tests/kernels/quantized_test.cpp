@@ -145,12 +145,13 @@ void expect_given_products(Case problem, Runner run, const cuda::DeviceTraits& d
 TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
   // The last two meet them where no maximum is taken.
   for (const char* label : {"quantized_causal_d64", "quantized_softcap", "coded_causal_d128",
-                            "coded_full_d128", "quantized_full_d64"})
+                            "coded_softcap", "coded_full_d128", "quantized_full_d64"})
     expect_given_products(case_named(label), run_quantized, sectioned_hopper());
 }
 
 TEST(EmulatedSm80Quantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
-  for (const char* label : {"rounded_window_d64", "rounded_softcap", "summed_window_d64"}) {
+  for (const char* label :
+       {"rounded_window_d64", "rounded_softcap", "summed_window_d64", "summed_softcap"}) {
     const Case problem = sm80_case_named(label);
     expect_given_products(problem, run_sm80_quantized, rounding_device(problem.quant));
   }

@@ -2,6 +2,7 @@
 // forward_cases.hpp.
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <string_view>
 #include <vector>
 
@@ -25,7 +26,7 @@ std::vector<Case> program_cases() {
   capped.wants_row_max = true;
   Case line = base_case("rounded_alibi", 128);
   const TensorView slopes =
-      line.capture(Dtype::f32, {2}, [](std::int64_t i) { return i == 0 ? 0.1 : 0.02; });
+      line.capture(Dtype::f32, {2}, [](std::int64_t i) { return i == 0 ? 0.02 : 0.005; });
   line.score = alibi(slopes);
   line.mask = causal();
   line.dropout = kSomeDropped;
@@ -97,6 +98,9 @@ std::vector<Case> coded_cases() {
     problem.has_infinite_values =
         problem.label == "summed_by_elements" || problem.label == "summed_packed";
   }
+  for (const Case& program : program_cases()) cases.push_back(coded(program));
+  cases.push_back(with_nan_scores(coded(base_case("rounded_nan_scores", 64))));
+  cases.push_back(with_extreme_scores(coded(base_case("rounded_extreme", 64))));
   Case full_128 = coded(base_case("rounded_full_d128", 128));
   full_128.batch = 2;
   Case causal_128 = coded(base_case("rounded_causal_d128", 128));
@@ -115,6 +119,7 @@ std::vector<Case> coded_cases() {
   Case infinite = coded(base_case("rounded_infinite", 64));
   infinite.seqlen_q = 70;
   infinite.mask = causal();
+  infinite.dropout = kSomeDropped;
   infinite.has_infinite_values = true;
   cases.insert(cases.end(), {full_128, causal_128, full_64, window_64, documents, infinite,
                              coded(heavy_case())});
@@ -134,6 +139,16 @@ Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_
   problem.head_dim_qk = problem.head_dim_v = head_dim;
   problem.wants_row_max = false;
   problem.quant = parse_quantization("accurate");
+  return problem;
+}
+
+Case with_nan_scores(Case problem) {
+  const std::int64_t keys = problem.seqlen_kv;
+  const TensorView bias = problem.capture(Dtype::f32, {2, keys}, [=](std::int64_t i) {
+    return i == keys + keys / 2 ? std::numeric_limits<double>::quiet_NaN()
+                                : 0.01 * static_cast<double>(i % 7);
+  });
+  problem.score = parse_score_mod("score + bias[q_idx % 2, kv_idx]", {.tensors = {{"bias", bias}}});
   return problem;
 }
 

@@ -76,14 +76,6 @@ std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant) {
   return refuses_field(quant, computed, kFieldsThatMatterToFourBits);
 }
 
-std::optional<Refusal> refuses_coded_sums(const ForwardProblem& f) {
-  if (f.problem.dropout.p > 0)
-    return Refusal{"dropout beside quant.pv e4m3, whose row sums are of what is multiplied"};
-  if (common_spec(f).is_prescaled)
-    return Refusal{"a score program, or a scale that is not above 0, beside quant.pv e4m3"};
-  return std::nullopt;
-}
-
 ForwardProblem without_recipe(ForwardProblem f) {
   f.problem.quant = {};
   return f;

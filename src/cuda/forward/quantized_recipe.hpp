@@ -19,9 +19,6 @@ std::optional<Refusal> refuses_recipe(const Quantization& quant);
 /// The same of kernels that compute `nvfp4` and `mxfp4`.
 std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant);
 
-/// Beside codes of P, which are made of products of codes and summed with those of V.
-std::optional<Refusal> refuses_coded_sums(const ForwardProblem& problem);
-
 /// For the refusals of a kernel that rounds no operand.
 ForwardProblem without_recipe(ForwardProblem problem);
 

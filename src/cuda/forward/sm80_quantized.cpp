@@ -33,11 +33,9 @@ std::optional<Refusal> refuses_sums(const ForwardProblem& f, const DeviceTraits&
         "multiply e4m3",
         device.major, device.minor)};
   }
-  if (f.head_dim_v > kMostHeadDim) {
-    return Refusal{fmt::format("head_dim_v is {} beside quant.pv e4m3; expected at most {}",
-                               f.head_dim_v, kMostHeadDim)};
-  }
-  return refuses_coded_sums(f);
+  if (f.head_dim_v <= kMostHeadDim) return std::nullopt;
+  return Refusal{fmt::format("head_dim_v is {} beside quant.pv e4m3; expected at most {}",
+                             f.head_dim_v, kMostHeadDim)};
 }
 
 std::size_t codes_at(const TeamSpec& spec, const ForwardProblem& f) {

@@ -42,9 +42,8 @@ std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
   if (auto refusal = refuses_many_rows(without_recipe(f), device)) return refusal;
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
-  if (sums_codes(f.problem.quant)) {
-    if (auto refusal = refuses_coded_sums(f)) return refusal;
-  }
+  if (sums_codes(f.problem.quant) && f.problem.dropout.p > 0)
+    return Refusal{"dropout beside quant.pv e4m3, whose row sums are of what is multiplied"};
   if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
   return std::nullopt;
 }

@@ -16,15 +16,22 @@
 // is set kHeadroom octaves below the row's maximum, to the nearest: 2^-14 of a p of that much is 0, below 2^-13 it is
 // coarse. A row's first reference leaves four octaves more room, for what its first tile has not seen: few keys, where
 // a mask cuts it. Not where the codes of average keys, whose scores are 0, would no longer be normal numbers: there the
-// greatest lies far above all others, and those that are small weigh as much together.
+// greatest lies far above all others, and those that are small weigh as much together. And not where a program makes
+// the scores, whose average nobody knows.
 //
 // Full tiles make codes from the old reference at once and look for any that is kLeastHigh or more, while scores are
 // still in their registers: then maximum, new reference, codes again. Both ways move a reference where the maximum is
 // above kJump, which is above what is looked for: they give the same bits, and a row's do not depend on the rows beside
 // it.
 //
-// What is not finite: a NaN would be code 0. There are such scores where rows or keys are not finite only; whoever
-// brings them asks for a look (look_for_nan).
+// Scores of programs are no codes: they come as logarithms less `base`, what all keys of a row have in common, or as
+// natural ones, from which it is taken here. References are counted from it either way, as those of codes are, whose
+// common part is no part of them. Natural ones may be so large that they have no logarithm: common/online_softmax.cuh
+// and optimistic_softmax.cuh say what becomes of such rows. Here the reference of one is its maximum, whose code is 1,
+// and all below it has code 0.
+//
+// What is not finite: a NaN would be code 0. Among codes there are such scores where rows or keys are not finite only,
+// and whoever brings them asks for a look (look_for_nan); programs make them anywhere, so every tile of theirs has one.
 #pragma once
 
 #include "common/float_constants.cuh"
@@ -34,10 +41,23 @@
 
 namespace fovea::cuda {
 
-/// Two rows of a thread's fragments, as OptimisticRows has them; scores are products of codes. keeps_greatest: every
-/// tile is careful.
-template <int columns, int width, bool keeps_greatest>
-struct CodedRows {
+/// What the softmax gets: products of codes, kIntegerOrigin above an integer; logarithms to base 2 less what a row's
+/// keys have in common; or natural scores.
+enum class ScoreKind { codes, logarithms, natural };
+
+/// What a row's keys have in common, log2.
+template <ScoreKind kind>
+struct CommonPart {
+  float base[2] = {};
+};
+template <>
+struct CommonPart<ScoreKind::codes> {
+  static constexpr float base[2] = {};
+};
+
+/// Two rows of a thread's fragments, as OptimisticRows has them. keeps_greatest: every tile is careful.
+template <int columns, int width, bool keeps_greatest, ScoreKind kind = ScoreKind::codes>
+struct CodedRows : CommonPart<kind> {
   static constexpr int kScores = columns / 2;
   static constexpr int kSums = width / 2;
   using Scores = float[kScores];
@@ -45,6 +65,9 @@ struct CodedRows {
   using Probabilities = std::uint32_t[columns / 32][4];
 
   static constexpr bool kHasWholeSums = true;  // in all lanes of a row
+  static constexpr bool kAreCodes = kind == ScoreKind::codes;
+  static constexpr bool kAreNatural = kind == ScoreKind::natural;
+  static constexpr bool kMayBeNan = !kAreCodes;
   static constexpr int kHeadroom = 7;
   static constexpr int kFirstHeadroom = 3;
   static constexpr float kFarthestFirst = 6.0F + kFirstHeadroom;  // 2^-6 is the least normal number
@@ -59,9 +82,9 @@ struct CodedRows {
   float reference[2];  // log2 of what has code 1
   float sum[2];        // of codes
   float factor[2];     // what the last step scales O and sum by
-  float greatest[2];   // score so far, where it is kept, log2
+  float greatest[2];   // score so far, where it is kept; of codes and logarithms log2
   float unit[2];       // what makes scores logarithms
-  static constexpr float base[2] = {};
+  using CommonPart<kind>::base;
 
   FOVEA_DEVICE_MEMBER void begin() {
     reference[0] = reference[1] = -infinity();
@@ -73,20 +96,31 @@ struct CodedRows {
   template <bool is_first>
   FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float, bool = false) {
     float top[2];
-    fragment_maxima(s, top, [&](int r, float x) { return (x - kIntegerOrigin) * unit[r]; });
-    bool is_raised[2];
+    fragment_maxima(s, top,
+                    [&](int r, float x) { return kAreCodes ? (x - kIntegerOrigin) * unit[r] : x; });
+    bool is_raised[2], starts_anew[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if constexpr (keeps_greatest)
         greatest[r] = is_first ? top[r] : ptx::max_ftz(greatest[r], top[r]);
+      if constexpr (kAreNatural) {
+        starts_anew[r] = choose_unit<is_first>(r, top[r]);
+        top[r] = ptx::fma_rn(top[r], unit[r], -common_part(r));
+      }
       // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
       is_raised[r] = is_first || !(top[r] - reference[r] <= kJump);
+      if constexpr (kAreNatural) is_raised[r] = is_raised[r] || starts_anew[r];
     }
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     factor[0] = factor[1] = 1.0F;  // or the compiler keeps those of the step before
     if (is_any) {
       move<is_first>(0, top[0], is_raised[0]);
       move<is_first>(1, top[1], is_raised[1]);
+      if constexpr (kAreNatural) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          if (starts_anew[r]) factor[r] = 0.0F;
+      }
     }
     return is_any;
   }
@@ -111,14 +145,25 @@ struct CodedRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool is_empty = is_careful && reference[r] == -infinity();
-      const float shift = is_empty ? 0.0F : 7.0F - reference[r];
-      slope[r] = 8.0F * unit[r];
-      // Exact: units have 21 bits, and reference is a whole octave.
-      offset[r] = 8.0F * ptx::fma_rn_ftz(-kIntegerOrigin, unit[r], shift);
+      if constexpr (kAreNatural) {
+        slope[r] = unit[r];
+        offset[r] = is_empty ? 0.0F : -(reference[r] + common_part(r));
+      } else {
+        const float shift = is_empty ? 0.0F : 7.0F - reference[r];
+        slope[r] = kAreCodes ? 8.0F * unit[r] : 8.0F;
+        // Exact: units have 21 bits, and reference is a whole octave.
+        offset[r] = 8.0F * (kAreCodes ? ptx::fma_rn_ftz(-kIntegerOrigin, unit[r], shift) : shift);
+      }
     }
     const auto code = [&](int i) {
-      return ptx::fma_rn_ftz(s[i], slope[i / 2 % 2], offset[i / 2 % 2]);
+      const float x = ptx::fma_rn_ftz(s[i], slope[i / 2 % 2], offset[i / 2 % 2]);
+      // Beside the reference of a huge row 7 octaves are nothing: they are added behind it.
+      return kAreNatural ? ptx::fma_rn_ftz(x, 8.0F, 8.0F * 7.0F) : x;
     };
+    if constexpr (!is_careful && !kAreCodes) {
+#pragma unroll
+      for (int i = 0; i < kScores; ++i) is_wrong |= !(s[i] < infinity());
+    }
     std::uint32_t high = 0;
 #pragma unroll
     for (int i = 0; i < kScores; i += 8) {
@@ -148,17 +193,46 @@ struct CodedRows {
     sum[1] *= factor[1];
   }
 
-  /// log Σ exp(score); -inf where the row has seen nothing.
+  /// log Σ exp(score), less what the row's keys have in common; -inf where the row has seen nothing.
   FOVEA_DEVICE_MEMBER float lse(int r, float total) const {
+    if (is_huge_row(r) && total > 0.0F && total < infinity()) return origin(r);
     return kLn2 * (log2_sum(reference[r], total) - kLog2LinearMean);
   }
 
+  /// What a sum of row r is relative to, natural and likewise less. Codes of huge rows are exact.
+  FOVEA_DEVICE_MEMBER float origin(int r) const {
+    if (is_huge_row(r)) return reference[r] * (1.0F / kHugeUnit);
+    return kLn2 * (reference[r] - kLog2LinearMean);
+  }
+
  private:
+  /// Whether row r has seen nothing but scores that have no logarithm.
+  FOVEA_DEVICE_MEMBER bool is_huge_row(int r) const {
+    if constexpr (!kAreNatural) return false;
+    return unit[r] == kHugeUnit;
+  }
+  FOVEA_DEVICE_MEMBER float common_part(int r) const { return is_huge_row(r) ? 0.0F : base[r]; }
+
+  /// What makes natural scores of row r logarithms, given the greatest of a tile. Whether nothing of the row so far
+  /// counts beside that.
+  template <bool is_first>
+  FOVEA_DEVICE_MEMBER bool choose_unit(int r, float top) {
+    const float wanted = unit_of(top, kLog2E);
+    if (is_first || reference[r] == -infinity()) {
+      unit[r] = wanted;
+      return false;
+    }
+    if (wanted == unit[r]) return false;
+    const bool is_above = is_huge_row(r) ? reference[r] < 0.0F && top != -infinity() : top > 0.0F;
+    if (is_above) unit[r] = wanted;
+    return is_above;
+  }
+
   template <bool is_first>
   FOVEA_DEVICE_MEMBER void move(int r, float top, bool is_raised) {
-    const bool leaves_room = is_first && !(top > kFarthestFirst);
-    const float next =
-        whole_octave(top) - static_cast<float>(leaves_room ? kFirstHeadroom : kHeadroom);
+    const bool leaves_room = kAreCodes && is_first && !(top > kFarthestFirst);
+    float next = whole_octave(top) - static_cast<float>(leaves_room ? kFirstHeadroom : kHeadroom);
+    if (is_huge_row(r)) next = top;
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
     if (!is_raised || next == -infinity()) factor[r] = 1.0F;
     if (is_raised) reference[r] = next;

@@ -234,7 +234,8 @@ struct OptimisticRows {
     return !ptx::vote_any(!(part[0] <= H::kSoft && part[1] <= H::kSoft) || is_wrong);
   }
 
-  /// Exponentials of NaN are NaN, and so is their sum.
+  /// Exponentials of NaN are NaN, and so is their sum: nobody need look for them.
+  static constexpr bool kMayBeNan = false;
   FOVEA_DEVICE_MEMBER void look_for_nan(const Scores&) const {}
 
   /// After exponentiate: could the scores be too far above a reference?

@@ -89,7 +89,7 @@ struct Forward {
     sums.scores.modify(team, s, tile);
     sums.scores.mask(team, s, tile);
     if constexpr (spec.sums_codes) {
-      if (is_any_given) sums.look_for_nan(s);
+      if (is_any_given || !sums.kAreCodes) sums.look_for_nan(s);
     }
     if (pass > Pass::finite) sums.scores.shrink(s);
     sums.softmax(team, s);

@@ -12,7 +12,7 @@
 // into the fma that makes arguments of exp2, or codes of P. docs/kernels/attention_quantized_sm80.md has figures.
 //
 // Refused: head dims above 128 (of values in 16 bits above 256), caches, other recipes than `accurate` and `fast` and
-// what differs from them in fields of no effect; beside codes of P score programs and dropout.
+// what differs from them in fields of no effect.
 #pragma once
 
 #include "ptx/griddepcontrol.cuh"

@@ -11,6 +11,9 @@
 // fma for each sum, and no more than two or four products are summed in an accumulator, of which GPUs of 8.9 keep some
 // 22 bits. Row sums are one more product, by a register of ones.
 //
+// Dropped codes count in row sums all the same: the product by ones comes before they are dropped. Scores of programs
+// come to the softmax as natural ones.
+//
 // Every tile takes a maximum: with exponentials gone, the tensor cores wait for no instruction of the softmax. So a
 // reference that must move costs no more than its step, and a row's first leaves no room above: there is none to save.
 #pragma once
@@ -39,13 +42,13 @@ template <TeamSpec spec, class Mods>
 struct CodedSums {
   using T = Traits<spec>;
   using Fragments = ScoreFragments<spec>;
-  using Rows = CodedRows<spec.tile_kv, spec.head_dim_v, spec.wants_row_max>;
+  static constexpr bool kAreCodes = Scores<spec, Mods>::kAreCodes;  // are scores?
+  using Rows = CodedRows<spec.tile_kv, spec.head_dim_v, spec.wants_row_max,
+                         kAreCodes ? ScoreKind::codes : ScoreKind::natural>;
   static constexpr int kSteps = spec.tile_kv / 32;  // of a product's depth
   static_assert(spec.tile_kv % 32 == 0 && kQuantizedTile % spec.tile_kv == 0,
                 "keys of a tile are whole products, and values of it share a scale");
-  static constexpr bool kAreCodes = Scores<spec, Mods>::kAreCodes;
-  static_assert(kAreCodes && !spec.has_dropout,
-                "codes of P are made of products of codes, and their sums are row sums");
+  static_assert(spec.multiplies_codes, "what rows have in common lies beside their codes");
 
   float out[T::kRowBlocks][T::kColBlocks][4];
   Scores<spec, Mods> scores;
@@ -83,19 +86,40 @@ struct CodedSums {
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) rows[i].unit[half] = scores.codes.unit(team, i, half);
+      for (int half = 0; half < 2; ++half) {
+        if constexpr (kAreCodes) {
+          rows[i].unit[half] = scores.codes.unit(team, i, half);
+        } else {
+          rows[i].base[half] = team.p.softmax_scale_log2 * scores.codes.of_mean(team, i, half);
+        }
+      }
       const auto& of_rows = in_one_row(s[i]);
       if (rows[i].template raise<false>(of_rows, 0.0F)) rows[i].scale(in_one_row(out[i]));
       float unused[2];
       rows[i].template exponentiate<true, 0>(of_rows, probabilities[i], unused, 0.0F, 0.0F);
     }
+    add_row_sums();
+  }
+
+  /// Of the codes, which are in row sums by now. Four of a word: two blocks of keys, two of each.
+  FOVEA_DEVICE_MEMBER void drop(const Team<spec>& team, Fragments&, VisitedTile tile) {
+    for_each_dropped(team, tile, [&](int i, int first, int count, std::uint32_t dropped) {
+#pragma unroll
+      for (int at = 0; at < count / 2; ++at) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int step = (first + 2 * at) / 4;
+          probabilities[i][step][(first / 2 + at) % 2 * 2 + half] &=
+              ~dropped_bytes(dropped >> (8 * at + 2 * half));
+        }
+      }
+    });
   }
 
   // ---- the second product ----------------------------------------------------------------------
 
   FOVEA_DEVICE_MEMBER void multiply_values(const Team<spec>& team, const Fragments&,
                                            const typename T::VTile& values) {
-    add_row_sums();
     const SharedAddress v_row = values.chunk(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
 #pragma unroll
     for (int j = 0; j < T::kColBlocks; j += 2) {
@@ -122,13 +146,21 @@ struct CodedSums {
 
   // ---- the end ---------------------------------------------------------------------------------
 
-  /// A row of this thread: its sum is whole, and natural but for the base of its logarithms.
+  /// A row of this thread: its sum is whole. The origin is log2 where scores are codes, else natural, and less what all
+  /// scores of the row have in common.
   FOVEA_DEVICE_MEMBER RowState whole_row(int i, int half) const {
-    return {rows[i].reference[half] - Rows::kLog2LinearMean, rows[i].sum[half]};
+    const auto& of = rows[i];
+    return {kAreCodes ? of.reference[half] - Rows::kLog2LinearMean : of.origin(half), of.sum[half]};
   }
   FOVEA_DEVICE_MEMBER float greatest(int i, int half) const { return rows[i].greatest[half]; }
 
  private:
+  /// Bits 0, 1, 4 and 5 as bytes of ones.
+  FOVEA_DEVICE std::uint32_t dropped_bytes(std::uint32_t bits) {
+    const std::uint32_t pairs = (bits & 0x3U) | (bits & 0x30U) << 12U;
+    return ((pairs | pairs << 7U) & 0x01010101U) * 0xffU;
+  }
+
   FOVEA_DEVICE const float* scale_of(const Team<spec>& team, VisitedTile tile) {
     const auto first =
         ptx::bit_cast<const float*>(ptx::ld_shared<std::uint64_t>(team.smem + T::kAt.value_scales));

@@ -46,6 +46,33 @@ FOVEA_DEVICE float greatest_of_row(const ScoreFragments<spec>& s, int i, int hal
   return greatest_of_quad(greatest_of_thread<spec>(s, i, half));
 }
 
+/// drop(block of rows, first block of keys, count of such, bits): what is dropped of this thread's scores of a tile, 4
+/// bits of each block of keys from the lowest on, those of its fragment in their order. Decisions first: a loop that is
+/// not unrolled draws them, and scores need no more than a bit each.
+template <TeamSpec spec, class Drop>
+FOVEA_DEVICE void for_each_dropped(const Team<spec>& team, VisitedTile tile, Drop&& drop) {
+  using T = Traits<spec>;
+  constexpr int kAtOnce = T::kKeyBlocks < 8 ? T::kKeyBlocks : 8;
+  const std::int32_t first_group = tile.idx * (spec.tile_kv / 4) + team.lane % 4 / 2;
+  const DropoutKeyOf<spec> key = dropout_key<spec>(team.p);
+#pragma unroll
+  for (int first = 0; first < T::kKeyBlocks; first += kAtOnce) {
+    DroppedBits bits[T::kRowBlocks];
+#pragma unroll 2
+    for (int j = first; j < first + kAtOnce; ++j) {
+#pragma unroll
+      for (int i = 0; i < T::kRowBlocks; ++i) {
+        const RowView<spec> row = team.row_at(team.my_row(i, team.lane % 2));
+        bits[i].draw(team.p, key, team.work.sequence.idx, row.q_head, row.q_idx,
+                     first_group + j * 2);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+      drop(i, first, kAtOnce, bits[i].exchanged() >> (32 - 4 * kAtOnce));
+  }
+}
+
 /// What this thread has of its warp's rows: what their scores need, and what has been summed so far. Where P and V are
 /// codes: coded_sums.cuh.
 template <TeamSpec spec, class Mods>
@@ -124,31 +151,12 @@ struct Sums {
         for (int e = 0; e < 4; ++e) out[i][j][e] *= rescale[i][e / 2];
   }
 
-  /// Decisions first: a loop that is not unrolled draws them, and scores need no more than a bit each.
   FOVEA_DEVICE_MEMBER static void drop(const Team<spec>& team, Fragments& s, VisitedTile tile) {
-    constexpr int kAtOnce = T::kKeyBlocks < 8 ? T::kKeyBlocks : 8;
-    const std::int32_t first_group = tile.idx * (spec.tile_kv / 4) + team.lane % 4 / 2;
-    const DropoutKeyOf<spec> key = dropout_key<spec>(team.p);
+    for_each_dropped(team, tile, [&](int i, int first, int count, std::uint32_t dropped) {
 #pragma unroll
-    for (int first = 0; first < T::kKeyBlocks; first += kAtOnce) {
-      DroppedBits bits[T::kRowBlocks];
-#pragma unroll 2
-      for (int j = first; j < first + kAtOnce; ++j) {
-#pragma unroll
-        for (int i = 0; i < T::kRowBlocks; ++i) {
-          const RowView<spec> row = team.row_at(team.my_row(i, team.lane % 2));
-          bits[i].draw(team.p, key, team.work.sequence.idx, row.q_head, row.q_idx,
-                       first_group + j * 2);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < T::kRowBlocks; ++i) {
-        const std::uint32_t dropped = bits[i].exchanged() >> (32 - 4 * kAtOnce);
-#pragma unroll
-        for (int at = 0; at < 4 * kAtOnce; ++at)
-          if ((dropped >> at & 1U) != 0) s[i][first + at / 4][at % 4] = 0;
-      }
-    }
+      for (int at = 0; at < 4 * count; ++at)
+        if ((dropped >> at & 1U) != 0) s[i][first + at / 4][at % 4] = 0;
+    });
   }
 
   // ---- the second product ----------------------------------------------------------------------

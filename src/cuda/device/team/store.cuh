@@ -177,10 +177,11 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass
   float sink = -infinity();
   if (!spec.is_split && p.sinks != nullptr && !end.work.sequence.is_trailing && r.exists)
     sink = ptx::ld_global(p.sinks + r.q_head * p.sinks_stride);
-  if constexpr (kAreCodes) {  // logarithms to base 2 so far
+  if constexpr (kAreCodes || spec.sums_codes) {
     const float shift = p.softmax_scale * sums.scores.codes.of_mean(end.team, mine / 2, mine % 2);
-    row.origin = ptx::fma_rn(kLn2, row.origin, shift);
-    row_max = ptx::fma_rn(kLn2, row_max, shift);
+    constexpr float kUnit = kAreCodes ? kLn2 : 1.0F;  // of codes logarithms to base 2 so far
+    row.origin = ptx::fma_rn(kUnit, row.origin, shift);
+    if constexpr (kAreCodes) row_max = ptx::fma_rn(kLn2, row_max, shift);
   }
   RowResult result = finish_row(row, unit, sink);
   if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;

@@ -476,25 +476,25 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
             "quant is none; this kernel multiplies codes of eight bits");
 }
 
-TEST(ForwardCandidates, WhatCodesOfProbabilitiesCannotDoIsRefused) {
-  const auto reason = [](Problem problem) {
-    const ForwardPlan plan = chosen(problem, 9, 0);
-    EXPECT_EQ(plan.candidate, "");
-    EXPECT_EQ(reason_of(chosen(problem, 8, 9), kSm80Quantized), reason_of(plan, kQuantized));
-    return reason_of(plan, kQuantized);
-  };
-  Problem dropped = with_recipe({}, "fast");
-  dropped.dropout.p = 0.1F;
-  EXPECT_EQ(reason(dropped),
-            "dropout beside quant.pv e4m3, whose row sums are of what is multiplied");
-  constexpr const char* kProgram =
-      "a score program, or a scale that is not above 0, beside quant.pv e4m3";
+TEST(ForwardCandidates, CodesOfProbabilitiesAreThoseOfProgramsToo) {
   Problem scored = with_recipe({}, "fast");
   scored.score = softcap(30);
-  EXPECT_EQ(reason(scored), kProgram);
   Problem negative = with_recipe({}, "fast");
   negative.softmax_scale = -1;
-  EXPECT_EQ(reason(negative), kProgram);
+  for (const Problem& problem : {scored, negative}) {
+    EXPECT_EQ(chosen(problem, 9, 0).candidate, kQuantized);
+    EXPECT_EQ(chosen(problem, 8, 9).candidate, kSm80Quantized);
+  }
+}
+
+TEST(ForwardCandidates, DropoutOfCodesIsLeftToTheKernelThatSumsRowsApart) {
+  Problem dropped = with_recipe({}, "fast");
+  dropped.dropout.p = 0.1F;
+  const ForwardPlan plan = chosen(dropped, 9, 0);
+  EXPECT_EQ(plan.candidate, kSm80Quantized);
+  EXPECT_EQ(reason_of(plan, kQuantized),
+            "dropout beside quant.pv e4m3, whose row sums are of what is multiplied");
+  EXPECT_EQ(chosen(dropped, 8, 9).candidate, kSm80Quantized);
   EXPECT_EQ(reason_of(chosen(with_recipe({.head_dim_v = 160}, "fast"), 8, 9), kSm80Quantized),
             "head_dim_v is 160 beside quant.pv e4m3; expected at most 128");
 }

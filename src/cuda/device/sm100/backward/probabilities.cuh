@@ -42,7 +42,7 @@ struct Probabilities {
   FOVEA_DEVICE_MEMBER void draw(const PostedTile& tile) {
     if constexpr (!spec.has_dropout) return;
     const ForwardParams& f = common();
-    const DropoutKey of_call = dropout_key<spec.reads_dropout_seed>(f);
+    const DropoutKeyOf<spec> of_call = dropout_key<spec>(f);
     const Position at = first_position(tile);
     // Four lanes have four neighbouring keys: each draws the words of every fourth query, and they exchange bits.
     const std::int32_t turn = cta.lane % 4;

@@ -130,6 +130,12 @@ struct CodeScores<spec, true> {
       unit[r] = code_unit(row_scale[r] * warp.cta.p.common.softmax_scale_log2, key_scale);
   }
 
+  /// What the scores of each row have in common, log2.
+  FOVEA_DEVICE_MEMBER void set_common_parts(float (&base)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) base[r] = of_mean[r] * warp.cta.p.common.softmax_scale_log2;
+  }
+
   /// For programs: the products that scores are scaled from.
   FOVEA_DEVICE_MEMBER void multiply_out(float (&s)[kScores]) const {
     const float scale = ptx::abs_ftz(key_scale);

@@ -294,7 +294,7 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void repair_powers(const RowTile& tile, float (&part)[2]) {
     const bool is_given = scores.give_products(tile);
     if (is_given || rows.must_redo(part)) {
-      if (is_given) rows.look_for_nan(scores.s);
+      if (is_given || Rows::kMayBeNan) rows.look_for_nan(scores.s);
       if (rows.template raise<false>(scores.s, c())) rows.scale(sums.o);
       rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
       ++num_misses;
@@ -415,7 +415,10 @@ struct Compute {
 
   FOVEA_DEVICE_MEMBER void modify(const RowTile& tile) {
     rows.rebase();
-    if constexpr (Scores<spec, Mods>::kKeepsCodes) scores.codes.set_units(rows.unit);
+    if constexpr (Scores<spec, Mods>::kKeepsCodes)
+      scores.codes.set_units(rows.unit);
+    else if constexpr (spec.sums_codes)
+      scores.codes.set_common_parts(rows.base);
     scores.modify(tile, rows.base);
   }
 
@@ -425,7 +428,7 @@ struct Compute {
     modify(tile);
     const bool is_given = scores.give_products(tile);
     if (!scores.kv_tile.is_full()) mask<can_be_redo>(tile);
-    if (is_given) rows.look_for_nan(scores.s);
+    if (is_given || Rows::kMayBeNan) rows.look_for_nan(scores.s);
   }
 
   template <bool can_be_redo>

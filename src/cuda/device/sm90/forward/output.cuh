@@ -67,7 +67,7 @@ struct Output {
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
     float lse = done.lse(r, sum);
     [[maybe_unused]] float of_mean = 0;  // what the scores of all keys lack
-    if constexpr (ScoreUnit<spec, Mods>::kKeepsCodes) {
+    if constexpr (ScoreUnit<spec, Mods>::kLseLacksMean) {
       of_mean = ptx::ld_shared<float>(warp.cta.of_mean_at(q_stage, warp.row(r)));
       lse = ptx::fma_rn(common().softmax_scale, of_mean, lse);
     }
@@ -84,7 +84,7 @@ struct Output {
     if (warp.cta.lane % 4 == 0 && row.exists) {
       float greatest =
           finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common()));
-      if constexpr (ScoreUnit<spec, Mods>::kKeepsCodes)
+      if constexpr (ScoreUnit<spec, Mods>::kMaxLacksMean)
         greatest = ptx::fma_rn(common().softmax_scale, of_mean, greatest);
       row.store_values(lse, sum, greatest);
     }

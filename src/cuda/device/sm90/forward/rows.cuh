@@ -19,8 +19,11 @@ struct RowsOfKernel {
 };
 template <Sm90ForwardSpec spec, class Mods>
 struct RowsOfKernel<spec, Mods, true> {
-  static_assert(ScoreUnit<spec, Mods>::kKeepsCodes, "codes of P are made of products of codes");
-  using Type = CodedRows<spec.tile_kv, spec.head_dim_v, spec.wants_row_max>;
+  using Unit = ScoreUnit<spec, Mods>;
+  static constexpr ScoreKind kKind = Unit::kKeepsCodes ? ScoreKind::codes
+                                     : Unit::kIsLog2   ? ScoreKind::logarithms
+                                                       : ScoreKind::natural;
+  using Type = CodedRows<spec.tile_kv, spec.head_dim_v, spec.wants_row_max, kKind>;
 };
 template <Sm90ForwardSpec spec, class Mods>
 using RowsOf = typename RowsOfKernel<spec, Mods>::Type;

@@ -13,6 +13,10 @@ struct ScoreUnit {
   static constexpr bool kIsLog2 = Mods::has_score_slope || Mods::has_softcap;
   /// Codes that no program reads stay codes: the softmax scales them.
   static constexpr bool kKeepsCodes = spec.multiplies_codes && !spec.is_prescaled;
+  /// What the softmax knows of rows is less what scores of all their keys have in common (CodeScores): lse, and the
+  /// greatest score.
+  static constexpr bool kLseLacksMean = kKeepsCodes || spec.sums_codes;
+  static constexpr bool kMaxLacksMean = kKeepsCodes || (spec.sums_codes && kIsLog2);
 
   /// What makes scores logarithms to base 2.
   FOVEA_DEVICE float log2(const ForwardParams& common) {
