@@ -1,6 +1,6 @@
 """Every function of src/cuda/device/ptx has a twin of the same signature in src/cuda/emulator/device/ptx, less the Site that the twin
 takes last; so have the headers of device/common that the emulator replaces. What src/cuda/amd/ptx has of them is of the same
-signature.
+signature, and what it has beyond them has an emulated twin.
 
 usage: twins_test.py ROOT
 """
@@ -75,17 +75,21 @@ def name_of(function: str) -> str:
     return function.split("(")[0].split()[-1]
 
 
+def functions_if_any(path: pathlib.Path) -> set[str]:
+    return functions(path) if path.exists() else set()
+
+
 def strange_twins(root: pathlib.Path) -> list[str]:
-    """Functions of AMD's twins that callers of the real ones could not call."""
+    """Functions of AMD's that callers of the real ones could not call; those that only AMD has, and the emulator has not."""
     complaints = []
     for twin in sorted((root / "src/cuda/amd/ptx").glob("*.cuh")):
-        path = root / "src/cuda/device/ptx" / twin.name
-        if not path.exists():
-            complaints.append(f"amd/ptx/{twin.name}: is no twin")
-            continue
-        real = functions(path)
+        real = functions_if_any(root / "src/cuda/device/ptx" / twin.name)
+        emulated = functions_if_any(root / "src/cuda/emulator/device/ptx" / twin.name)
         known = {name_of(function) for function in real}
-        strange = {function for function in functions(twin) - real if name_of(function) in known}
+        new = functions(twin) - real
+        own = {function for function in new if name_of(function) not in known}
+        complaints += [f"amd/ptx/{twin.name}: no emulated twin of {function}" for function in sorted(own - emulated)]
+        strange = new - own
         complaints += [f"amd/ptx/{twin.name}: not as in device/ptx: {function}" for function in sorted(strange)]
     return complaints
 

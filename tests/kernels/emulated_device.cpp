@@ -42,7 +42,8 @@ void Emulation::launch(cuda::Grid grid, std::uint32_t threads, std::size_t share
       .registers_per_thread = registers_per_thread(ctas_per_sm, threads),
       .clusters_at_once = ctas_at_once,
       .is_dependent = is_dependent,
-      .compute_capability = compute_capability};
+      .compute_capability = compute_capability,
+      .gfx = gfx};
   const emulator::Report report = device.launch(config, options, kernel);
   for (const emulator::Finding& finding : report.findings) {
     if (!passes_over || !passes_over(finding)) findings += finding.text + "\n";

@@ -103,6 +103,7 @@ class Words(unittest.TestCase):
         self.assertEqual(len(words.assembly_stands_in_ptx_only([file("src/cpu/a.cpp", code)])), 1)
         self.assertEqual(words.assembly_stands_in_ptx_only([file("src/cuda/device/ptx/a.cuh", code)]), [])
         self.assertEqual(len(words.assembly_stands_in_ptx_only([file("src/cuda/emulator/device/ptx/a.cuh", code)])), 1)
+        self.assertEqual(len(words.assembly_stands_in_ptx_only([file("src/cuda/amd/ptx/mfma.cuh", code)])), 1)
 
     def test_environment_is_read_in_one_place(self) -> None:
         code = 'auto x = std::getenv("HOME");\n'

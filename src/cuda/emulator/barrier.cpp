@@ -6,8 +6,15 @@
 namespace fovea::cuda::emulator {
 namespace {
 
+/// What a thread brings to a barrier, and takes from it.
+enum class Orders : std::uint8_t {
+  all,  // that it did, and then all that the others did
+  fenced,  // what it did before its last fence that releases; for the next fence of its own that acquires
+};
+
 struct Arrival {
   std::int32_t id, threads;
+  Orders orders = Orders::all;
 };
 
 /// The barrier, or null where the call itself is wrong.
@@ -54,7 +61,7 @@ void come(Warp& warp, NamedBarrier& barrier, Arrival arrival, Instruction what) 
   }
   for (Thread* lane : warp.lanes) {
     if (lane == nullptr || lane->is_done) continue;
-    barrier.clock.join(lane->clock);
+    barrier.clock.join(arrival.orders == Orders::all ? lane->clock : lane->released_to_workgroup);
     machine().tick(*lane);
   }
   barrier.arrived += machine().warp_lanes();
@@ -88,25 +95,47 @@ Arrival whole(Arrival arrival) {
   const Dim3 block = machine().config().block;
   const std::int32_t threads = block.x * block.y * block.z;
   const auto lanes = static_cast<std::int32_t>(machine().warp_lanes());
-  return {arrival.id,
-          arrival.threads == 0 ? (threads + lanes - 1) / lanes * lanes : arrival.threads};
+  if (arrival.threads == 0) arrival.threads = (threads + lanes - 1) / lanes * lanes;
+  return arrival;
+}
+
+void come_and_wait(Arrival wanted, Instruction what) {
+  Thread& self = machine().thread();
+  const Arrival arrival = whole(wanted);
+  NamedBarrier* barrier = barrier_of(self, arrival, what);
+  if (barrier == nullptr) return;
+  const std::uint64_t generation = arrive(*barrier, arrival, what);
+  const auto details = [=] {
+    return fmt::format("barrier {}, {} of {} threads have come", arrival.id, barrier->arrived,
+                       barrier->expected);
+  };
+  const Wait wait{.what = what.name, .object = barrier, .details = details, .site = what.site};
+  machine().wait_until(wait, [&] { return barrier->generation > generation; });
+  const VectorClock& passed = barrier->passed[generation % 2];
+  if (arrival.orders == Orders::all) {
+    machine().join(self, passed);
+  } else {
+    self.to_acquire_of_workgroup.join(passed);
+  }
 }
 
 }  // namespace
 
 void bar_sync(std::int32_t id, std::int32_t threads, Instruction what) {
+  come_and_wait({id, threads}, what);
+}
+
+void barrier_alone(Instruction what) { come_and_wait({0, 0, Orders::fenced}, what); }
+
+void fence_release_workgroup(Instruction) {
   Thread& self = machine().thread();
-  const Arrival arrival = whole({id, threads});
-  NamedBarrier* barrier = barrier_of(self, arrival, what);
-  if (barrier == nullptr) return;
-  const std::uint64_t generation = arrive(*barrier, arrival, what);
-  const auto details = [=] {
-    return fmt::format("barrier {}, {} of {} threads have come", id, barrier->arrived,
-                       barrier->expected);
-  };
-  const Wait wait{.what = what.name, .object = barrier, .details = details, .site = what.site};
-  machine().wait_until(wait, [&] { return barrier->generation > generation; });
-  machine().join(self, barrier->passed[generation % 2]);
+  self.released_to_workgroup = self.clock;
+  machine().tick(self);
+}
+
+void fence_acquire_workgroup(Instruction) {
+  Thread& self = machine().thread();
+  machine().join(self, self.to_acquire_of_workgroup);
 }
 
 void bar_arrive(std::int32_t id, std::int32_t threads, Instruction what) {

@@ -60,6 +60,29 @@ void cp_async(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint
   machine().issue(copy);
 }
 
+void copy_to_shared(std::uint32_t to, const void* from, std::uint32_t bytes, Instruction what) {
+  machine().meet(
+      what.name, &to, what.site,
+      [=](Warp& warp, const Arguments& arguments) {
+        const std::uint32_t base = *static_cast<std::uint32_t*>(arguments[warp.first_alive().lane]);
+        for (const Thread* lane : warp.lanes) {
+          if (lane == nullptr || lane->is_done) continue;
+          auto& mine = *static_cast<std::uint32_t*>(arguments[lane->lane]);
+          if (mine != base) {
+            machine().report(Fault::divergence, lane,
+                             fmt::format("calls {} to shared address {:#x}, and lanes before it to "
+                                         "{:#x}; one address holds for the warp",
+                                         what.name, mine, base),
+                             what.site);
+          }
+          mine = base + lane->lane * bytes;
+        }
+      },
+      true);
+  cp_async(to, from, bytes, bytes, what);
+  cp_async_commit(what);  // each is waited for by itself
+}
+
 void cp_async_commit(Instruction what) {
   require(80, what);
   commit_group(machine().thread().copies);

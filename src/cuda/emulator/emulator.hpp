@@ -37,6 +37,7 @@ struct LaunchConfig {
   /// griddepcontrol.wait.
   bool is_dependent = false;
   int compute_capability = 0;  // of the GPU, 89 for 8.9; 0: it has all that is modelled
+  int gfx = 0;                 // of AMD's, 0x942 for gfx942; 0: likewise
 };
 
 /// What keeps instructions of the tensor core of sm_100 in order.

@@ -64,12 +64,19 @@ void sync_warp(Instruction what);
 /// threads 0: all of the CTA.
 void bar_sync(std::int32_t id, std::int32_t threads, Instruction what);
 void bar_arrive(std::int32_t id, std::int32_t threads, Instruction what);
+/// All of the CTA come. It orders what they did before a fence that releases, for those behind one that acquires.
+void barrier_alone(Instruction what);
+void fence_release_workgroup(Instruction what);
+void fence_acquire_workgroup(Instruction what);
 
 // ---- asynchronous copies ----
 void cp_async(std::uint32_t to, const void* from, std::uint32_t bytes, std::uint32_t src_bytes,
               Instruction what);
 void cp_async_commit(Instruction what);
 void cp_async_wait(std::uint32_t pending, Instruction what);
+
+/// A copy of AMD's warps: each lane's bytes land at `to`, one address for all of them, plus its number times `bytes`.
+void copy_to_shared(std::uint32_t to, const void* from, std::uint32_t bytes, Instruction what);
 
 // ---- products of a warp ----
 void ldmatrix(std::uint32_t row, std::uint32_t matrices, bool is_transposed, std::uint32_t* to,
@@ -95,6 +102,10 @@ struct ScaledProduct {
   std::uint32_t group;
 };
 void mma_scaled(const ScaledProduct& own, Instruction what);
+
+/// 32 x 32 x `depth` by 64 lanes, f16 or bf16, sums in f32.
+void mfma(Format format, std::uint32_t depth, float* d, const std::uint32_t* a,
+          const std::uint32_t* b, Instruction what);
 
 // ---- mbarriers ----
 void mbarrier_init(std::uint32_t address, std::uint32_t count, Instruction what);

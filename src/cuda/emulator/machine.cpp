@@ -143,7 +143,7 @@ void Machine::set_up_cta(std::uint32_t cluster, std::uint32_t rank) {
     thread->lane = i % warp_lanes();
     thread->agent = new_agent(thread.get(), "");
     thread->clock.set(thread->agent, 1);
-    thread->copies.what = "cp.async";
+    thread->copies.what = warp_lanes() == kWarpLanes ? "cp.async" : "a copy to LDS";
     thread->bulk_stores.what = "cp.async.bulk";
     thread->fiber = device_.fibers.take();
     thread->fiber->start(thread_body, thread.get());

@@ -114,6 +114,9 @@ struct Thread {
   VectorClock to_acquire;                       // from relaxed atomics, until the next fence
   std::set<std::uint32_t> waves_to_acquire;
   bool has_fenced = false;
+  // For barriers that order nothing by themselves: at the last fence that released; from barriers, until a fence that
+  // acquires.
+  VectorClock released_to_workgroup, to_acquire_of_workgroup;
 
   const void* polled = nullptr;  // the global address of its last access
   int polls = 0;                 // accesses there in a row

@@ -5,11 +5,24 @@
 
 namespace fovea::cuda::ptx {
 
-/// s_barrier orders no memory by itself: fences make the compiler wait for stores and copies before it.
-FOVEA_DEVICE void sync_threads() {
+/// What the thread has stored so far, others see behind a barrier that it comes to next: the compiler waits for
+/// stores to LDS (lgkmcnt). That LLVM 22 waits for copies to LDS as well is no promise (copy_to_shared.cuh).
+FOVEA_DEVICE void fence_release_workgroup() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-  __builtin_amdgcn_s_barrier();
+}
+
+/// What others had released before the barrier that the thread comes from, it sees.
+FOVEA_DEVICE void fence_acquire_workgroup() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+/// s_barrier: waits for all waves of the workgroup, and orders no memory by itself.
+FOVEA_DEVICE void barrier_alone() { __builtin_amdgcn_s_barrier(); }
+
+FOVEA_DEVICE void sync_threads() {
+  fence_release_workgroup();
+  barrier_alone();
+  fence_acquire_workgroup();
 }
 
 }  // namespace fovea::cuda::ptx

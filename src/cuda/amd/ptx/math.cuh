@@ -57,20 +57,25 @@ FOVEA_DEVICE float max_nan(float a, float b) { return a != a ? a : b != b ? b : 
 
 // ---- widths ------------------------------------------------------------------------------------
 
-/// To nearest even by integers: instructions for it are gfx950's alone.
-FOVEA_DEVICE std::uint32_t bf16_bits(float x) {
-  const auto bits = bit_cast<std::uint32_t>(x);
-  return x != x ? 0x7fffU : (bits + 0x7fffU + (bits >> 16U & 1U)) >> 16U;
-}
+#if defined(__gfx950__)
 FOVEA_DEVICE std::uint32_t cvt_bf16x2(float lo, float hi) {
-  return bf16_bits(lo) | bf16_bits(hi) << 16U;
+  using Pair = __bf16 __attribute__((vector_size(4)));
+  return bit_cast<std::uint32_t>(Pair{static_cast<__bf16>(lo), static_cast<__bf16>(hi)});
 }
+#else
+/// To nearest even by integers: instructions for it are gfx950's alone.
+FOVEA_DEVICE std::uint32_t cvt_bf16x2(float lo, float hi) {
+  const auto rounded = [](float x) {
+    const auto bits = bit_cast<std::uint32_t>(x);
+    return x != x ? 0x7fffU : (bits + 0x7fffU + (bits >> 16U & 1U)) >> 16U;
+  };
+  return rounded(lo) | rounded(hi) << 16U;
+}
+#endif
 
-FOVEA_DEVICE std::uint32_t f16_bits(float x) {
-  return bit_cast<std::uint16_t>(static_cast<_Float16>(x));
-}
 FOVEA_DEVICE std::uint32_t cvt_f16x2(float lo, float hi) {
-  return f16_bits(lo) | f16_bits(hi) << 16U;
+  using Pair = _Float16 __attribute__((vector_size(4)));
+  return bit_cast<std::uint32_t>(Pair{static_cast<_Float16>(lo), static_cast<_Float16>(hi)});
 }
 
 FOVEA_DEVICE float f32_of_bf16_lo(std::uint32_t pair) { return bit_cast<float>(pair << 16U); }

@@ -1,0 +1,93 @@
+#include <fmt/format.h>
+
+#include "cuda/emulator/formats.hpp"
+#include "cuda/emulator/instructions.hpp"
+#include "cuda/emulator/machine.hpp"
+
+namespace fovea::cuda::emulator {
+namespace {
+
+constexpr std::uint32_t kSize = 32, kMostDepth = 16, kLanes = 64, kSums = kSize * kSize / kLanes;
+
+/// Operands and sums of one product, as its lanes hold them.
+struct Product {
+  float* d;
+  const std::uint32_t *a, *b;
+};
+
+/// What the lanes of a wave hold, AMD Instinct MI300 ISA, section 7.1: of A element i is at (slow, fast + i), of B at
+/// (fast + i, slow).
+struct OperandPlace {
+  std::uint32_t slow, fast;
+};
+OperandPlace operand_place(std::uint32_t lane, std::uint32_t depth) {
+  return {lane % kSize, lane / kSize * (depth / 2)};
+}
+
+struct SumPlace {
+  std::uint32_t row, column;
+};
+SumPlace sum_place(std::uint32_t lane, std::uint32_t i) {
+  return {i / 4 * 8 + lane / kSize * 4 + i % 4, lane % kSize};
+}
+
+void multiply(const Arguments& arguments, Format format, std::uint32_t depth) {
+  float a[kSize][kMostDepth], b[kMostDepth][kSize];
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+    const auto& own = *static_cast<Product*>(arguments[lane]);
+    const OperandPlace at = operand_place(lane, depth);
+    for (std::uint32_t i = 0; i < depth / 2; ++i) {
+      const auto element = [&](const std::uint32_t* words) {
+        return decode(format, words[i / 2] >> (16 * (i % 2)) & 0xffffU);
+      };
+      a[at.slow][at.fast + i] = element(own.a);
+      b[at.fast + i][at.slow] = element(own.b);
+    }
+  }
+  double sum[kSize][kSize] = {};
+  for (std::uint32_t row = 0; row < kSize; ++row) {
+    for (std::uint32_t k = 0; k < depth; ++k) {
+      for (std::uint32_t column = 0; column < kSize; ++column)
+        sum[row][column] += double{a[row][k]} * double{b[k][column]};
+    }
+  }
+  for (std::uint32_t lane = 0; lane < kLanes; ++lane) {
+    float* d = static_cast<Product*>(arguments[lane])->d;
+    for (std::uint32_t i = 0; i < kSums; ++i) {
+      const SumPlace at = sum_place(lane, i);
+      d[i] = static_cast<float>(double{d[i]} + sum[at.row][at.column]);
+    }
+  }
+}
+
+/// Depth 16 is gfx950's alone.
+void check_depth(std::uint32_t depth, const Warp& warp, Instruction what) {
+  constexpr int kFirstOfDepth16 = 0x950;
+  const int gfx = machine().config().gfx;
+  if (depth == 8 || gfx == 0 || gfx == kFirstOfDepth16) return;
+  machine().report(
+      Fault::architecture, &warp.first_alive(),
+      fmt::format("{} needs gfx{:x}; the GPU is gfx{:x}", what.name, kFirstOfDepth16, gfx),
+      what.site);
+}
+
+}  // namespace
+
+void mfma(Format format, std::uint32_t depth, float* d, const std::uint32_t* a,
+          const std::uint32_t* b, Instruction what) {
+  Product own{d, a, b};
+  machine().meet(
+      what.name, &own, what.site,
+      [=](Warp& warp, const Arguments& arguments) {
+        check_depth(depth, warp, what);
+        if (warp.alive == ~LaneMask{0}) {
+          multiply(arguments, format, depth);
+          return;
+        }
+        machine().report(Fault::divergence, &warp.first_alive(),
+                         fmt::format("{} needs all 64 lanes of a warp", what.name), what.site);
+      },
+      true);
+}
+
+}  // namespace fovea::cuda::emulator
