@@ -283,12 +283,11 @@ FOVEA_DEVICE KvPlace place_of_key(const ForwardParams& p, const Sequence& s, std
   return {page_at(p, s.kv_batch, entry), row - entry * p.page_size};
 }
 
-/// The CTA's part. Dense grids: pairs (batch, head unit) come in sections whose keys fit the L2 cache; in a section
-/// tiles descend, so that causal masks start with their longest rows, and neighbours share keys.
+/// The part of CTA `id`. Dense grids: pairs (batch, head unit) come in sections whose keys fit the L2 cache; in a
+/// section tiles descend, so that causal masks start with their longest rows, and neighbours share keys.
 template <auto spec>
-FOVEA_DEVICE Work find_work(const ForwardParams& p) {
+FOVEA_DEVICE Work find_work(const ForwardParams& p, std::int32_t id) {
   constexpr int kRows = spec.tile_q / spec.heads_per_tile;
-  const std::int32_t id = ptx::block_idx().x;
   const std::int32_t head_units = p.num_heads_q / spec.heads_per_tile;
   Work work{};
   std::int32_t unit = 0;
@@ -316,6 +315,12 @@ FOVEA_DEVICE Work find_work(const ForwardParams& p) {
   if constexpr (spec.has_packed_q && !spec.is_varlen)
     work.is_nothing = work.is_nothing || work.q_begin >= work.sequence.seqlen_q;
   return work;
+}
+
+/// Of this CTA.
+template <auto spec>
+FOVEA_DEVICE Work find_work(const ForwardParams& p) {
+  return find_work<spec>(p, ptx::block_idx().x);
 }
 
 }  // namespace fovea::cuda

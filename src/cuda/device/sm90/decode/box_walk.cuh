@@ -24,7 +24,7 @@ struct VisitedBox {
 template <Sm90DecodeSpec spec, class Mods>
 class BoxWalk {
   using L = Layout<spec>;
-  using Tiles = typename team::WalkOf<Mods>::Type;
+  using Tiles = typename WalkOf<Mods>::Type;
   static_assert(kFewestKeysPerSplit / spec.tile_kv % L::kSlices == 0, "splits begin with a box");
 
  public:

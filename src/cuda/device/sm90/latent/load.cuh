@@ -16,7 +16,7 @@ namespace fovea::cuda::sm90::latent {
 template <Sm90LatentSpec spec, class Mods>
 struct Load {
   using L = Layout<spec>;
-  using Tiles = typename team::WalkOf<Mods>::Type;
+  using Tiles = typename WalkOf<Mods>::Type;
   const Cta<spec>& cta;
   Ring<L::kBuffers> buffers{1};
   Ring<L::kRecords> records{1};
