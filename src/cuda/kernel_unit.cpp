@@ -19,7 +19,10 @@ std::string kernel_unit(const expr::CudaProgram& program, const KernelUnit& unit
 
 std::string launch_bounds(int num_warps, int ctas_per_sm, const DeviceTraits& device) {
   const int threads = num_warps * device.warp_lanes;
-  return device.is_amd() ? fmt::format("{}", threads) : fmt::format("{}, {}", threads, ctas_per_sm);
+  if (!device.is_amd()) return fmt::format("{}, {}", threads, ctas_per_sm);
+  constexpr int kSimdsOfCu = 4;
+  const int waves = num_warps * ctas_per_sm / kSimdsOfCu;
+  return waves > 1 ? fmt::format("{}, {}", threads, waves) : fmt::format("{}", threads);
 }
 
 }  // namespace fovea::cuda

@@ -20,7 +20,8 @@ struct KernelUnit {
 
 std::string kernel_unit(const expr::CudaProgram& program, const KernelUnit& unit);
 
-/// The arguments of __launch_bounds__. HIP would take the second one for waves of a SIMD, not for CTAs of an SM.
+/// The arguments of __launch_bounds__: threads of a CTA, and CTAs of an SM. HIP takes the second one for waves of a
+/// SIMD, of which a CU of AMD's has four; one is what any kernel has.
 std::string launch_bounds(int num_warps, int ctas_per_sm, const DeviceTraits& device);
 
 }  // namespace fovea::cuda

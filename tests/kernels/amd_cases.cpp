@@ -35,11 +35,13 @@ constexpr std::array<std::string_view, 21> kLeftOut = {
     "wide_heads_",
     "paged_latent",
 };
-constexpr std::array<std::string_view, 2> kLong = {"packed_many", "packed_chunks"};
+/// Long ones, and one that differs from another by its dtype alone.
+constexpr std::array<std::string_view, 3> kLabelsLeftOut = {"packed_many", "packed_chunks",
+                                                            "infinite_values_dropout"};
 
 bool is_left_out(std::string_view label) {
   const auto begins = [&](std::string_view begin) { return label.starts_with(begin); };
-  return std::ranges::any_of(kLeftOut, begins) || std::ranges::count(kLong, label) > 0;
+  return std::ranges::any_of(kLeftOut, begins) || std::ranges::count(kLabelsLeftOut, label) > 0;
 }
 
 /// What only wide warps tell apart: a walk over more tiles than a warp has lanes, of which it visits some of each half;
@@ -63,9 +65,134 @@ std::vector<Case> wide_warps() {
 
 }  // namespace
 
+namespace {
+
+/// Features that CDNA's kernel is run with: those that its own text makes true, not what the f32 kernel has too. Every
+/// second one is run as on gfx950.
+constexpr std::array<std::string_view, 17> kOfCdna = {"packed",
+                                                      "more_queries_than_keys",
+                                                      "gqa",
+                                                      "bhsd",
+                                                      "other_out_dtype",
+                                                      "no_statistics",
+                                                      "sinks",
+                                                      "window",
+                                                      "dropout",
+                                                      "dropout_seed",
+                                                      "softcap",
+                                                      "minus_infinity_bias",
+                                                      "causal",
+                                                      "documents",
+                                                      "nothing_visible",
+                                                      "negative_scale",
+                                                      "mask_text"};
+
+/// Two waves with rows, two kv tiles, the second cut.
+Case cdna_case(std::string label, Dtype dtype) {
+  Case problem = plain_case(dtype);
+  problem.label = std::move(label);
+  problem.seqlen_q = 40;
+  problem.head_dim_qk = problem.head_dim_v = 64;
+  return problem;
+}
+
+/// Two tiles of rows, three of keys at least, both cut.
+Case cdna_tiles(std::string label, std::int64_t head_dim_qk, std::int64_t head_dim_v, Dtype dtype) {
+  Case problem = cdna_case(std::move(label), dtype);
+  problem.batch = problem.num_heads_q = problem.num_heads_kv = 1;
+  problem.seqlen_q = 140;
+  problem.seqlen_kv = 270;
+  problem.head_dim_qk = head_dim_qk;
+  problem.head_dim_v = head_dim_v;
+  problem.mask = causal();
+  return problem;
+}
+
+/// Infinity of either sign and NaN among values: sums are taken in passes.
+void add_infinite_values(std::vector<Case>& cases) {
+  Case tiles = cdna_tiles("cdna_infinite_values", 64, 64, Dtype::bf16);
+  Case wide = cdna_tiles("gfx950_infinite_values_f32_out", 128, 128, Dtype::f16);
+  wide.out_dtype = Dtype::f32;
+  Case split = cdna_case("cdna_infinite_values_split", Dtype::bf16);
+  split.seqlen_q = 2;
+  split.seqlen_kv = 600;
+  split.dropout = kSomeDropped;
+  split.mask = causal();
+  for (Case each : {tiles, wide, split}) {
+    each.has_infinite_values = true;
+    cases.push_back(std::move(each));
+  }
+}
+
+}  // namespace
+
+std::vector<Case> cdna_cases() {
+  std::vector<Case> cases = {cdna_tiles("cdna_d128", 128, 128, Dtype::bf16),
+                             cdna_tiles("cdna_d128_64", 128, 64, Dtype::f16),
+                             cdna_tiles("cdna_d64_128", 64, 128, Dtype::bf16),
+                             cdna_tiles("gfx950_d64", 64, 64, Dtype::f16),
+                             cdna_tiles("gfx950_d128", 128, 128, Dtype::bf16),
+                             with_extreme_scores(cdna_tiles("cdna_extreme", 64, 64, Dtype::f16))};
+  Case lean = cdna_tiles("cdna_lean_d128", 128, 128, Dtype::bf16);  // tiles of 32 keys
+  lean.seqlen_kv = 150;
+  lean.score = softcap(3);
+  lean.dropout = kSomeDropped;
+  cases.push_back(std::move(lean));
+  for (const Feature& feature : features()) {
+    const auto at = std::ranges::find(kOfCdna, feature.name) - kOfCdna.begin();
+    if (at == std::ssize(kOfCdna)) continue;
+    const bool is_f16 = at % 2 == 0;
+    Case problem = cdna_case(std::string(is_f16 ? "gfx950_" : "cdna_") + std::string(feature.name),
+                             is_f16 ? Dtype::f16 : Dtype::bf16);
+    feature.add(problem);
+    cases.push_back(std::move(problem));
+  }
+  // Of 600 keys three splits; heads of a group that share a tile.
+  Case split = cdna_case("cdna_split", Dtype::f16);
+  split.seqlen_q = 2;
+  split.seqlen_kv = 600;
+  split.num_heads_q = 6;
+  split.mask = causal();
+  split.has_sinks = true;
+  cases.push_back(std::move(split));
+  // Two heads for each of eight dies, which take them in an order of their own.
+  Case dies = cdna_case("cdna_heads_of_dies", Dtype::bf16);
+  dies.num_heads_q = 16;
+  dies.num_heads_kv = 16;
+  dies.seqlen_q = 20;
+  dies.batch = 1;
+  cases.push_back(dies);
+  dies.label = "cdna_packed_heads_of_dies";
+  dies.sequences = {{9, 70}, {0, 3}, {33, 20}};
+  dies.trailing_rows = 2;
+  cases.push_back(std::move(dies));
+  add_infinite_values(cases);
+  return cases;
+}
+
+std::vector<NamedCacheCase> cdna_cache_cases() {
+  std::vector<NamedCacheCase> cases;
+  for (NamedCacheCase& each : kernel_cache_cases()) {
+    constexpr std::array<std::string_view, 5> kLabels = {"packed_decode", "packed_chunks",
+                                                         "odd_pages", "slots", "paged_prefill"};
+    if (std::ranges::count(kLabels, each.label) == 0) continue;
+    each.label = (cases.size() % 2 == 0 ? "cdna_" : "gfx950_") + each.label;
+    each.problem.head_dim_v = cases.size() == 1 ? 128 : 64;
+    cases.push_back(std::move(each));
+  }
+  return cases;
+}
+
+cuda::DeviceTraits amd_device_of(std::string_view label) {
+  return cuda::typical_amd_device(label.starts_with("gfx950_") ? 0x950 : 0x942);
+}
+
 std::vector<Case> amd_cases() {
   std::vector<Case> cases = kernel_cases();
   std::erase_if(cases, [](const Case& each) { return is_left_out(each.label); });
+  // Of 16 bits cdna/attention_forward would take them.
+  for (Case& each : cases)
+    if (each.head_dim_qk == 64 && each.head_dim_v == 64) each.dtype = Dtype::f32;
   std::ranges::move(wide_warps(), std::back_inserter(cases));
   return cases;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "cdna/attention_forward.cuh"
 #include "common/clear_rows.cuh"
 #include "common/range_table.cuh"
 #include "kernels/emulated_forward.hpp"

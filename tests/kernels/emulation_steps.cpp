@@ -11,7 +11,7 @@
 namespace fovea::testing {
 
 void start(const Run& run, Emulation& emulation) {
-  emulation.compute_capability = run.device.compute_capability();
+  emulation.compute_capability = run.device.is_amd() ? 0 : run.device.compute_capability();
   std::vector<TensorBytes> tensors = tensors_of_call(run.args);
   if (run.cache != nullptr) {
     for (const TensorBytes& tensor : tensors_of_cache(run.cache->cache)) tensors.push_back(tensor);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/forward/attention_forward.hpp"
@@ -76,9 +77,13 @@ std::vector<NamedCacheCase> turing_cache_cases();
 std::vector<NamedCacheCase> coded_cache_cases();
 std::vector<NamedCacheCase> coded_decode_cases();
 
-/// Of the kernels that run on AMD's GPUs.
+/// Of the kernels that run on AMD's GPUs: of the f32 kernel, which any of them runs; of cdna/attention_forward.
 std::vector<Case> amd_cases();
 std::vector<NamedCacheCase> amd_cache_cases();
+std::vector<Case> cdna_cases();
+std::vector<NamedCacheCase> cdna_cache_cases();
+/// The GPU that such a case is compiled for: gfx950 where its label says so, else gfx942.
+cuda::DeviceTraits amd_device_of(std::string_view label);
 
 /// Of sm90/attention_forward: chunks of queries against slots, and pages of all sizes that TMA reads, and what
 /// TMA cannot read of caches.

@@ -129,12 +129,13 @@ void print_codeds(std::ofstream& out) {
 /// Of GPUs whose warps have 64 lanes.
 void print_amds(std::ofstream& out) {
   std::string table;
-  const cuda::DeviceTraits device = cuda::typical_amd_device(0x942);
-  for (const auto& each : testing::amd_cases())
-    print(each.label, cuda::choose_forward(testing::problem_of_case(each), device), out, table);
-  for (const auto& each : testing::amd_cache_cases())
-    print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), device), out,
-          table);
+  const auto print_on_amd = [&](const std::string& label, const ForwardProblem& problem) {
+    print(label, cuda::choose_forward(problem, testing::amd_device_of(label)), out, table);
+  };
+  for (const auto& cases : {testing::amd_cases(), testing::cdna_cases()})
+    for (const auto& each : cases) print_on_amd(each.label, testing::problem_of_case(each));
+  for (const auto& cases : {testing::amd_cache_cases(), testing::cdna_cache_cases()})
+    for (const auto& each : cases) print_on_amd(each.label, testing::problem_of_cache(each.problem));
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
       table);

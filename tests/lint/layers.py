@@ -70,7 +70,7 @@ def public_headers_stay_public(files: list[Source]) -> list[Finding]:
 
 def names_device_text(name: str) -> bool:
     """As device text names itself: by folders of src/cuda/device."""
-    return re.match(r"(ptx|tile|common|shared|sm\d+)/", name) is not None
+    return re.match(r"(ptx|tile|common|shared|sm\d+|cdna)/", name) is not None
 
 
 def device_text_includes_itself(files: list[Source]) -> list[Finding]:

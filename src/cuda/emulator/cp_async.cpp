@@ -64,6 +64,7 @@ void copy_to_shared(std::uint32_t to, const void* from, std::uint32_t bytes, Ins
   machine().meet(
       what.name, &to, what.site,
       [=](Warp& warp, const Arguments& arguments) {
+        if (bytes == 16) check_gfx950(warp, what);
         const std::uint32_t base = *static_cast<std::uint32_t*>(arguments[warp.first_alive().lane]);
         for (const Thread* lane : warp.lanes) {
           if (lane == nullptr || lane->is_done) continue;
@@ -79,7 +80,7 @@ void copy_to_shared(std::uint32_t to, const void* from, std::uint32_t bytes, Ins
         }
       },
       true);
-  cp_async(to, from, bytes, bytes, what);
+  cp_async(to, from, bytes, from == nullptr ? 0 : bytes, what);
   cp_async_commit(what);  // each is waited for by itself
 }
 

@@ -76,6 +76,7 @@ void cp_async_commit(Instruction what);
 void cp_async_wait(std::uint32_t pending, Instruction what);
 
 /// A copy of AMD's warps: each lane's bytes land at `to`, one address for all of them, plus its number times `bytes`.
+/// Null: zeros.
 void copy_to_shared(std::uint32_t to, const void* from, std::uint32_t bytes, Instruction what);
 
 // ---- products of a warp ----

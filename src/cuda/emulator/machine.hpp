@@ -28,6 +28,7 @@
 namespace fovea::cuda::emulator {
 
 struct Cta;
+struct Instruction;
 struct Warp;
 
 /// Lanes of a warp that multiplies matrices; others have as many as the launch says.
@@ -348,6 +349,9 @@ void check_tensor_at_exit(Machine& machine, const Warp& warp);
 void check_tensor_at_exit(Machine& machine, const Cta& cta);
 /// A thread that ended no longer keeps the cluster's barrier waiting.
 void thread_left_cluster(const Cta& cta);
+
+/// An instruction of AMD's, in a size that gfx950 was the first to have.
+void check_gfx950(const Warp& warp, Instruction what);
 
 /// The launch that runs; kernels run nowhere else.
 Machine& machine();

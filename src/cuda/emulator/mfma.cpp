@@ -60,18 +60,15 @@ void multiply(const Arguments& arguments, Format format, std::uint32_t depth) {
   }
 }
 
-/// Depth 16 is gfx950's alone.
-void check_depth(std::uint32_t depth, const Warp& warp, Instruction what) {
-  constexpr int kFirstOfDepth16 = 0x950;
-  const int gfx = machine().config().gfx;
-  if (depth == 8 || gfx == 0 || gfx == kFirstOfDepth16) return;
-  machine().report(
-      Fault::architecture, &warp.first_alive(),
-      fmt::format("{} needs gfx{:x}; the GPU is gfx{:x}", what.name, kFirstOfDepth16, gfx),
-      what.site);
-}
-
 }  // namespace
+
+void check_gfx950(const Warp& warp, Instruction what) {
+  const int gfx = machine().config().gfx;
+  if (gfx == 0 || gfx == 0x950) return;
+  machine().report(Fault::architecture, &warp.first_alive(),
+                   fmt::format("{} of this size needs gfx950; the GPU is gfx{:x}", what.name, gfx),
+                   what.site);
+}
 
 void mfma(Format format, std::uint32_t depth, float* d, const std::uint32_t* a,
           const std::uint32_t* b, Instruction what) {
@@ -79,7 +76,7 @@ void mfma(Format format, std::uint32_t depth, float* d, const std::uint32_t* a,
   machine().meet(
       what.name, &own, what.site,
       [=](Warp& warp, const Arguments& arguments) {
-        check_depth(depth, warp, what);
+        if (depth == 16) check_gfx950(warp, what);
         if (warp.alive == ~LaneMask{0}) {
           multiply(arguments, format, depth);
           return;

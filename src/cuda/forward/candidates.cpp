@@ -9,6 +9,7 @@
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidate_of.hpp"
+#include "cuda/forward/cdna.hpp"
 #include "cuda/forward/sm100.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
 #include "cuda/forward/sm80.hpp"
@@ -51,6 +52,7 @@ constexpr std::array kCandidates = {candidate_of<Sm90Decode>(),
                                     candidate_of<Sm80Forward>(),
                                     candidate_of<Sm100Forward>(),
                                     candidate_of<Sm80ForwardWide>(),
+                                    candidate_of<CdnaForward>(),
                                     candidate_of<Sm80ForwardF32>(),
                                     candidate_of<Sm90ForwardQuantized>(),
                                     candidate_of<Sm80ForwardQuantized>(),
@@ -83,6 +85,8 @@ std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& f, const D
   if (device.is_amd()) {
     if (machines == Machines::nvidia)
       return Refusal{fmt::format("this is gfx{:x} of AMD; expected a GPU of NVIDIA", device.gfx)};
+  } else if (machines == Machines::amd) {
+    return Refusal{"this is a GPU of NVIDIA; expected one of AMD"};
   } else if (auto refusal = refuses_before(jit::kOldestArchitecture, device)) {
     return refusal;
   }
@@ -110,8 +114,9 @@ std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& f, const D
   return std::nullopt;
 }
 
-std::optional<Refusal> refuses_16_bit(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_any(f, device)) return refusal;
+std::optional<Refusal> refuses_16_bit(const ForwardProblem& f, const DeviceTraits& device,
+                                      Machines machines) {
+  if (auto refusal = refuses_any(f, device, machines)) return refusal;
   const Problem& p = f.problem;
   if (p.q.dtype == Dtype::f32) return Refusal{"inputs are f32; expected f16 or bf16"};
   if (p.q.dtype == Dtype::bf16 && device.instructions() == Instructions::sm75) {

@@ -65,7 +65,7 @@ const Candidate& candidate_named(std::string_view name);
 // ---- what several kernels ask of a problem ----
 
 /// Whose GPUs a kernel is written for.
-enum class Machines : std::uint8_t { nvidia, nvidia_and_amd };
+enum class Machines : std::uint8_t { nvidia, amd, nvidia_and_amd };
 /// Devices before the first that has a kernel's instructions.
 std::optional<Refusal> refuses_before(jit::Architecture first, const DeviceTraits& device);
 /// Of copies that land by themselves, products of 16 elements of depth, products of codes.
@@ -78,7 +78,8 @@ std::optional<Refusal> refuses_any(const ForwardProblem& problem, const DeviceTr
 std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& problem,
                                                 const DeviceTraits& device,
                                                 Machines machines = Machines::nvidia);
-std::optional<Refusal> refuses_16_bit(const ForwardProblem& problem, const DeviceTraits& device);
+std::optional<Refusal> refuses_16_bit(const ForwardProblem& problem, const DeviceTraits& device,
+                                      Machines machines = Machines::nvidia);
 std::optional<Refusal> refuses_tensor_cores(const ForwardProblem& problem,
                                             const DeviceTraits& device);
 

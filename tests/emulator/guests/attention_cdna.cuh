@@ -67,7 +67,7 @@ struct Kernel {
     const int row = copy * kRowsOfCopy + lane / 32, i = lane % 32 / 4 ^ row % 8;
     ptx::SharedAddress at = to + copy * kCopyBytes;
     if (is(Planted::destination_by_lane)) at += 16 * static_cast<std::uint32_t>(row % 8);
-    ptx::copy_to_shared_4(at, from + row * kHeadDim + 8 * i + 2 * (lane % 4));
+    ptx::copy_to_shared<4>(at, from + row * kHeadDim + 8 * i + 2 * (lane % 4));
   }
 
   void copy_tile(int tile) const {

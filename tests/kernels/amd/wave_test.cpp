@@ -109,7 +109,7 @@ void expect_lanes_in_a_row() {
       const int lane = ptx::lane_idx();
       const ptx::SharedAddress to = ptx::dynamic_shared() + 256;
       const auto* const from = in + (63 - lane) * kWords;
-      bytes == 4 ? ptx::copy_to_shared_4(to, from) : ptx::copy_to_shared_16(to, from);
+      ptx::copy_to_shared<bytes>(to, from);
       ptx::wait_for_copies<0>();
       ptx::sync_threads();
       for (int i = 0; i < kWords; ++i) {

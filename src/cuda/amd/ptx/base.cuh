@@ -13,7 +13,9 @@
 #define __shared__ __attribute__((shared))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-#define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define __launch_bounds__(threads, ...)                    \
+  __attribute__((amdgpu_flat_work_group_size(1, threads))) \
+  __VA_OPT__(__attribute__((amdgpu_waves_per_eu(__VA_ARGS__))))
 #endif
 #define __grid_constant__
 

@@ -15,22 +15,22 @@
 
 namespace fovea::cuda::ptx {
 
-using GlobalBytes = __attribute__((address_space(1))) void;  // the builtin takes no const
-using LocalBytes = __attribute__((address_space(3))) void;
-
-/// 4 bytes of each lane. `to`: the same in all lanes; it and `from` are multiples of 4.
-FOVEA_DEVICE void copy_to_shared_4(SharedAddress to, const void* from) {
-  __builtin_amdgcn_global_load_lds((GlobalBytes*)from, (LocalBytes*)to, 4, 0, 0);
-}
-
-/// 16 bytes of each lane, on gfx950 alone. `to`: the same in all lanes; it and `from` are multiples of 16.
+/// So many bytes of each lane: 4, or 16 on gfx950. `to`: the same in all lanes; it and `from` are multiples of `bytes`.
+template <int bytes>
+FOVEA_DEVICE void copy_to_shared(SharedAddress to, const void* from) {
+  using GlobalBytes = __attribute__((address_space(1))) void;  // the builtin takes no const
+  using LocalBytes = __attribute__((address_space(3))) void;
+  if constexpr (bytes == 16) {
 #if defined(__gfx950__)
-FOVEA_DEVICE void copy_to_shared_16(SharedAddress to, const void* from) {
-  __builtin_amdgcn_global_load_lds((GlobalBytes*)from, (LocalBytes*)to, 16, 0, 0);
-}
+    __builtin_amdgcn_global_load_lds((GlobalBytes*)from, (LocalBytes*)to, 16, 0, 0);
 #else
-FOVEA_DEVICE void copy_to_shared_16(SharedAddress to, const void* from) = delete;
+    static_assert(bytes == 4, "copies of 16 bytes a lane are gfx950's");
 #endif
+  } else {
+    static_assert(bytes == 4, "a lane's copy has 4 or 16 bytes");
+    __builtin_amdgcn_global_load_lds((GlobalBytes*)from, (LocalBytes*)to, 4, 0, 0);
+  }
+}
 
 /// s_waitcnt vmcnt(N): all copies of this wave but the newest N have landed. N is at most 63.
 template <int N>

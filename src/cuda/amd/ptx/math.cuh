@@ -55,6 +55,14 @@ FOVEA_DEVICE float abs_ftz(float x) { return __builtin_fabsf(x); }
 
 FOVEA_DEVICE float max_nan(float a, float b) { return a != a ? a : b != b ? b : max_ftz(a, b); }
 
+// ---- bits ------------------------------------------------------------------------------------------
+
+/// v_perm_b32: byte i of the result is byte (selector >> 8 i) of lo, 0 to 3, or of hi, 4 to 7. (LLVM finds the
+/// instruction for few of the expressions that mean it.)
+FOVEA_DEVICE std::uint32_t byte_perm(std::uint32_t lo, std::uint32_t hi, std::uint32_t selector) {
+  return __builtin_amdgcn_perm(hi, lo, selector);
+}
+
 // ---- widths ------------------------------------------------------------------------------------
 
 #if defined(__gfx950__)

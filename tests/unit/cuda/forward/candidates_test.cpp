@@ -12,6 +12,7 @@
 
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/cdna.hpp"
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/sm100.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
@@ -28,6 +29,7 @@ namespace {
 constexpr const char* kTensorCores = "cuda/sm80/attention_forward";
 constexpr const char* kDecode = "cuda/sm90/decode";
 constexpr const char* kWide = "cuda/sm80/attention_forward_wide";
+constexpr const char* kCdna = "cuda/cdna/attention_forward";
 constexpr const char* kLatent = "cuda/sm90/decode_latent";
 constexpr const char* kHopper = "cuda/sm90/attention_forward";
 constexpr const char* kHopperCpAsync = "cuda/sm90/attention_forward_cp_async";
@@ -86,7 +88,8 @@ TEST(ForwardCandidates, AmdHasTheKernelThatNeedsNoTensorCores) {
   for (const auto& [gfx, num_warps] :
        {std::pair{0x942, 2}, std::pair{0x950, 2}, std::pair{0x1100, 4}, std::pair{0x1201, 4}}) {
     const DeviceTraits device = typical_amd_device(gfx);
-    const ForwardPlan plan = choose_forward(validate(problem_of({}), "test"), device);
+    const ForwardPlan plan =
+        choose_forward(validate(problem_of({.dtype = Dtype::f32}), "test"), device);
     EXPECT_EQ(plan.candidate, kPlain);
     EXPECT_EQ(plan.spec->num_warps, num_warps);  // 128 threads, whatever lanes warps have
     EXPECT_EQ(reason_of(plan, kTensorCores),
@@ -95,6 +98,56 @@ TEST(ForwardCandidates, AmdHasTheKernelThatNeedsNoTensorCores) {
     EXPECT_NE(unit.find("__launch_bounds__(128) "), std::string::npos) << unit;
   }
   EXPECT_THROW(typical_amd_device(0x90a), InvalidArgument);
+}
+
+TEST(ForwardCandidates, CdnaMultipliesByItsOwnKernel) {
+  const auto chosen_on = [](const DeviceTraits& device, const Shape& shape) {
+    return choose_forward(validate(problem_of(shape), "test"), device);
+  };
+  for (const int gfx : {0x942, 0x950}) {
+    const DeviceTraits device = typical_amd_device(gfx);
+    const ForwardPlan wide = chosen_on(device, {.head_dim_qk = 128, .head_dim_v = 64});
+    EXPECT_EQ(wide.candidate, kCdna);
+    EXPECT_EQ(wide.spec.as<CdnaForwardSpec>().gfx, gfx);
+    EXPECT_EQ(wide.spec->tile_kv, 64);
+    // Two waves of a SIMD, which LLVM must leave registers for.
+    const std::string unit = planned_kernels(wide).front().text.unit;
+    EXPECT_NE(unit.find("__launch_bounds__(256, 2) "), std::string::npos) << unit;
+    // Two workgroups share LDS.
+    EXPECT_LE(2 * wide.shared_bytes, static_cast<std::size_t>(device.shared_bytes_per_sm));
+    EXPECT_EQ(chosen_on(device, {.head_dim_qk = 64, .head_dim_v = 64}).spec->tile_kv, 128);
+    Problem dropped = problem_of({.head_dim_qk = 64, .head_dim_v = 128});
+    dropped.dropout.p = 0.25F;
+    EXPECT_EQ(choose_forward(validate(dropped, "test"), device).spec->tile_kv, 32);
+    const ForwardPlan other = chosen_on(device, {.head_dim_qk = 128, .head_dim_v = 96});
+    EXPECT_EQ(other.candidate, kPlain);
+    EXPECT_EQ(reason_of(other, kCdna), "head_dim_v is 96; expected 64 or 128");
+    EXPECT_EQ(reason_of(chosen_on(device, {.dtype = Dtype::f32}), kCdna),
+              "inputs are f32; expected f16 or bf16");
+  }
+  EXPECT_EQ(reason_of(chosen_on(typical_amd_device(0x1100), {}), kCdna),
+            "this is gfx1100; expected gfx942 or gfx950");
+  EXPECT_EQ(reason_of(chosen({.dtype = Dtype::f32}), kCdna),
+            "this is a GPU of NVIDIA; expected one of AMD");
+}
+
+/// What a plan cannot know: where tensors begin, and how far apart their rows are.
+TEST(ForwardCandidates, CdnaReadsAlignedRowsOfTilesThatABufferHolds) {
+  const auto reads = [](std::uintptr_t address, std::int64_t row_stride) {
+    const auto tensor = [&](std::int64_t stride) {
+      TensorSpec spec = spec_of(Dtype::bf16, 2, 1, 64);
+      spec.strides = {2 * stride, stride, 64, 1};
+      return TensorView(reinterpret_cast<void*>(address), spec);
+    };
+    return CdnaForward::reads(
+        {.q = tensor(64), .k = tensor(row_stride), .v = tensor(64), .out = tensor(64)}, nullptr);
+  };
+  EXPECT_TRUE(reads(4096, 64));
+  EXPECT_TRUE(reads(4096, 0));
+  EXPECT_FALSE(reads(4104, 64));
+  EXPECT_TRUE(reads(4096, (1 << 23) - 128));
+  EXPECT_FALSE(reads(4096, 1 << 23));
+  EXPECT_FALSE(reads(4096, -64));
 }
 
 TEST(ForwardCandidates, AmdHasNoRegistersForWideValues) {

@@ -5,12 +5,10 @@
 
 namespace fovea::cuda::ptx {
 
-FOVEA_DEVICE void copy_to_shared_4(SharedAddress to, const void* from, Site site = Site::here()) {
-  emulator::copy_to_shared(to, from, 4, {"global_load_lds_dword", site});
-}
-
-FOVEA_DEVICE void copy_to_shared_16(SharedAddress to, const void* from, Site site = Site::here()) {
-  emulator::copy_to_shared(to, from, 16, {"global_load_lds_dwordx4", site});
+template <int bytes>
+FOVEA_DEVICE void copy_to_shared(SharedAddress to, const void* from, Site site = Site::here()) {
+  static_assert(bytes == 4 || bytes == 16, "a lane's copy has 4 or 16 bytes");
+  emulator::copy_to_shared(to, from, bytes, {"global_load_lds", site});
 }
 
 template <int N>

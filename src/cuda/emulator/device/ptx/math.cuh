@@ -9,6 +9,15 @@
 
 namespace fovea::cuda::ptx {
 
+/// AMD's.
+FOVEA_DEVICE std::uint32_t byte_perm(std::uint32_t lo, std::uint32_t hi, std::uint32_t selector) {
+  const std::uint64_t both = std::uint64_t{hi} << 32U | lo;
+  std::uint32_t result = 0;
+  for (std::uint32_t i = 0; i < 32; i += 8)
+    result |= static_cast<std::uint32_t>(both >> 8 * (selector >> i & 7U) & 0xffU) << i;
+  return result;
+}
+
 FOVEA_DEVICE float ftz(float x) { return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
 
 FOVEA_DEVICE void check_operands(const char* name, Site site, float a, float b = 0.0F,

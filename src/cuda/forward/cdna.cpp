@@ -1,0 +1,103 @@
+#include "cuda/forward/cdna.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cuda/device/shared/split.h"
+#include "cuda/params/tensor_params.hpp"
+
+namespace fovea::cuda {
+namespace {
+
+constexpr std::int64_t kNarrow = 64, kWide = 128;  // head dims
+constexpr std::int32_t kMostKeys = 128;
+constexpr std::int32_t kWaves = 4, kWorkgroupsOfCu = 2;
+/// Elements from a row of keys to the next: a tile of them is one buffer, of less than 2^31 bytes.
+constexpr std::int64_t kLongestRowStride = (std::int64_t{1} << 31) / (2 * kMostKeys) - kWide;
+
+std::optional<Refusal> refuses_other_head_dims(const ForwardProblem& f) {
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim != kNarrow && head_dim != kWide) {
+      return Refusal{fmt::format("{} is {}; expected {} or {}", label, head_dim, kNarrow, kWide)};
+    }
+  }
+  return std::nullopt;
+}
+
+/// What holds registers beside the sums: programs, the generator of dropout, look-ups of pages.
+bool needs_registers(const ForwardProblem& f) {
+  return !f.problem.score.is_identity() || f.problem.dropout.p > 0 || f.is_paged;
+}
+
+/// Keys of a tile. Of a wave that has 32 rows, O takes half as many registers of a lane as it has columns, scores half
+/// as many as there are keys, Q a quarter of its columns; two waves of a SIMD have 256 each.
+std::int32_t keys_of_tile(const ForwardProblem& f) {
+  if (needs_registers(f)) return f.head_dim_v == kWide ? 32 : 64;
+  return std::max(f.head_dim_qk, f.head_dim_v) == kWide ? 64 : kMostKeys;
+}
+
+bool has_short_rows(const BshdParam& t) {
+  return t.row_stride >= 0 && t.row_stride <= kLongestRowStride;
+}
+
+}  // namespace
+
+std::optional<Refusal> CdnaForward::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_16_bit(f, device, Machines::amd)) return refusal;
+  if (!is_cdna(device.gfx))
+    return Refusal{fmt::format("this is gfx{:x}; expected gfx942 or gfx950", device.gfx)};
+  if (auto refusal = refuses_margin(f)) return refusal;
+  return refuses_other_head_dims(f);
+}
+
+CdnaForwardSpec CdnaForward::choose(const ForwardProblem& f, const DeviceTraits& device) {
+  CdnaForwardSpec spec{common_spec(f)};
+  spec.gfx = device.gfx;
+  spec.num_warps = kWaves;
+  spec.tile_q = kCdnaWaveRows * kWaves;
+  spec.tile_kv = keys_of_tile(f);
+  spec.stages = 1;
+  spec.ctas_per_sm = kWorkgroupsOfCu;
+  spec.heads_per_tile = packed_heads(f, spec.tile_q);
+  spec.is_split = has_few_rows(f) && !has_packed_tiles(f) && f.seqlen_kv > kFewestKeysPerSplit;
+  return spec;
+}
+
+std::vector<CdnaForwardSpec> CdnaForward::alternatives(const ForwardProblem& f,
+                                                       const DeviceTraits& device) {
+  CdnaForwardSpec spec = choose(f, device);
+  std::vector<CdnaForwardSpec> specs{spec};
+  if (spec.tile_kv == kMostKeys) {
+    spec.tile_kv /= 2;
+    specs.push_back(spec);
+  }
+  return specs;
+}
+
+bool CdnaForward::reads(const AttentionForward& args, const GrownCache* cache) {
+  const Operands tensors(args, cache);
+  for (const TensorView* tensor : {&tensors.q, &tensors.k, &tensors.v, &tensors.out})
+    if (!is_aligned(*tensor)) return false;
+  return has_short_rows(bshd(tensors.k)) && has_short_rows(bshd(tensors.v));
+}
+
+std::size_t CdnaForward::shared_bytes(const CdnaForwardSpec& spec) {
+  return static_cast<std::size_t>(cdna_forward_layout(spec).bytes);
+}
+
+std::size_t CdnaForward::scratch_bytes(const CdnaForwardSpec& spec, const ForwardProblem& f) {
+  return partial_bytes(spec, f);
+}
+
+ForwardLaunch CdnaForward::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
+                                   const AttentionForward& args, const GrownCache* cache,
+                                   void* workspace, const TensorMapEncoder&) {
+  ForwardLaunch launch = forward_launch(problem, plan, args, workspace, cache);
+  place_range_tables(plan, workspace, launch);
+  return launch;
+}
+
+}  // namespace fovea::cuda
