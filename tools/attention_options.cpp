@@ -211,7 +211,7 @@ void add_run_options(CommandLine& line, AttentionOptions& o) {
 
 void add_device_option(CommandLine& line, Device& device) {
   line.add({"--device", "NAME", kRunGroup,
-            "cpu (default), cuda (the first GPU) or cuda:N; see fovea doctor"},
+            "cpu (default), cuda (the first GPU), cuda:N; rocm, rocm:N of AMD; see fovea doctor"},
            [&device](const std::string& option, const std::string& text) {
              device = parse_device(option, text);
            });

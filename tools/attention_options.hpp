@@ -61,7 +61,7 @@ struct AttentionOptions {
   Quantization quant{};
   std::optional<bool> is_deterministic;  // default: true
 
-  bool is_on_gpu() const { return device.kind == Device::Kind::cuda; }
+  bool is_on_gpu() const { return device.kind != Device::Kind::cpu; }
   bool names_files() const { return input || q || k || v; }
   bool names_shapes() const {
     return batch || seqlen_q || seqlen_kv || num_heads_q || num_heads_kv || head_dim || head_dim_v;

@@ -60,14 +60,10 @@ std::string print_tuning(const Json& report) {
   return (text.empty() ? "no choices, " : text) + text_of(report["path"]);
 }
 
-std::string print_cuda(const Json& report) {
-  if (report.contains("problem"))
-    return fmt::format("cuda        {}\n", text_of(report["problem"]));
-  const auto field = [&](const char* part, const char* key) {
-    return report[part].contains(key) ? text_of(report[part][key]) : std::string();
-  };
-  std::string text = piece("driver", report["driver"], "CUDA " + field("driver", "cuda"));
-  for (const Json& device : report["devices"]) {
+/// "cuda:0      NVIDIA H200, sm_90a, 132 SMs, 140 GiB: runs here", a line for each.
+std::string print_devices(const Json& devices) {
+  std::string text;
+  for (const Json& device : devices) {
     text +=
         fmt::format("{:<11} {}, {}, {} SMs, {} GiB: {}\n", text_of(device["name"]),
                     text_of(device["model"]), text_of(device["architecture"]),
@@ -75,12 +71,39 @@ std::string print_cuda(const Json& report) {
                     device["runs_here"].get<bool>() ? "runs here"
                                                     : "does not run: " + text_of(device["reason"]));
   }
-  const Json& compiler = report["compiler"];
-  const std::string architectures =
-      compiler.contains("architectures") ? joined(compiler["architectures"]) : "";
-  text += piece("compiler", compiler,
-                fmt::format("NVRTC {} for {}, {}", field("compiler", "version"), architectures,
-                            field("compiler", "path")));
+  return text;
+}
+
+/// "NVRTC 13.0.88 for sm_80 sm_90a, /usr/lib/libnvrtc.so.13"
+std::string print_compiler(const Json& compiler, const char* name) {
+  if (!compiler["is_present"].get<bool>()) return "";
+  return fmt::format("{} {} for {}, {}", name, text_of(compiler["version"]),
+                     joined(compiler["architectures"]), text_of(compiler["path"]));
+}
+
+std::string print_rocm(const Json& report) {
+  if (report.contains("problem"))
+    return fmt::format("rocm        {}\n", text_of(report["problem"]));
+  const Json& driver = report["driver"];
+  std::string text =
+      piece("AMD driver", driver,
+            driver.contains("hip")
+                ? fmt::format("HIP {}, {}; kernels for AMD's GPUs are not measured on hardware",
+                              text_of(driver["hip"]), text_of(driver["path"]))
+                : "");
+  text += print_devices(report["devices"]);
+  return text + piece("compiler", report["compiler"], print_compiler(report["compiler"], "hipRTC"));
+}
+
+std::string print_cuda(const Json& report) {
+  if (report.contains("problem"))
+    return fmt::format("cuda        {}\n", text_of(report["problem"]));
+  const auto field = [&](const char* part, const char* key) {
+    return report[part].contains(key) ? text_of(report[part][key]) : std::string();
+  };
+  std::string text = piece("driver", report["driver"], "CUDA " + field("driver", "cuda"));
+  text += print_devices(report["devices"]);
+  text += piece("compiler", report["compiler"], print_compiler(report["compiler"], "NVRTC"));
   text += piece("kernel pack", report["pack"],
                 fmt::format("{} kernels, {}", field("pack", "kernels"), field("pack", "path")));
   text += piece("tuning", report["tuning"], print_tuning(report["tuning"]));
@@ -117,7 +140,7 @@ std::string print(const Json& report) {
   text += fmt::format("threads     {} automatic; affinity {}, cgroup quota {}\n",
                       text_of(threads["automatic"]), text_of(threads["affinity"]),
                       text_of(threads["cgroup_quota"]));
-  text += print_cuda(report["cuda"]);
+  text += print_cuda(report["cuda"]) + print_rocm(report["rocm"]);
   for (const Json& operation : report["operations"]) text += print_operation(operation);
   for (const auto& [key, value] : report["environment"].items()) {
     text += fmt::format("environment {}: {}\n", key, text_of(value));

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "fovea/backward.hpp"
 
@@ -10,9 +9,6 @@
 #include "case_problems.hpp"
 #include "command.hpp"
 #include "command_line.hpp"
-#include "cuda/device_traits.hpp"
-#include "cuda/forward/attention_forward.hpp"
-#include "cuda/jit/architecture.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "plan/plan.hpp"
@@ -36,8 +32,8 @@ constexpr const char* kExamples =
   On a GPU; its gradients there:
     fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda
     fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal --device cuda --backward
-  On a GPU that is not here:
-    fovea explain --seqlen-q 4096 --head-dim 128 --dtype bf16 --quant nvfp4 --arch sm_120a
+  On a GPU that is not here, by its architecture: neither GPU nor compiler is needed
+    fovea explain --seqlen-q 4096 --head-dim 128 --causal --arch gfx942
   Over the ranks of a node: who holds and computes what, bytes and predicted times of each scheme
     fovea explain --seqlen-q 65536 --num-heads-q 64 --num-heads-kv 8 --head-dim 128 --dtype bf16 --causal --ranks 8
 
@@ -64,27 +60,12 @@ std::string joined_json(const Explanation& explanation, const Sharding& sharding
   return json.dump() + "\n";
 }
 
-/// What a GPU of this architecture would run: one that need not be here, with the sizes that such GPUs have.
-Explanation explain_on(const Problem& problem, const cuda::jit::Architecture& architecture) {
-  const ForwardProblem f = validate(on_device(problem, Device::cuda(0)), "explain");
-  const cuda::DeviceTraits device = cuda::typical_device(architecture.major, architecture.minor);
-  Explanation explanation = explain_forward(f, cuda::choose_in_parts(f, device), MaskData::lent);
-  if (!explanation.kernel.empty()) explanation.target = architecture.name();
-  return explanation;
-}
-
-/// Where --arch says so, options for GPUs are taken.
-void take_architecture(const std::string& word, bool wants_backward, AttentionOptions& options,
-                       std::optional<cuda::jit::Architecture>& architecture) {
-  if (word.empty()) return;
-  architecture = cuda::jit::parse_architecture(word, "--arch");
-  if (wants_backward) bad_input("--arch: is for forward; expected none with --backward");
-  if (options.is_on_gpu())
-    bad_input("--arch: names a GPU that is not here; expected none with --device");
-  if (options.quant.accuracy > 0)
-    bad_input(
-        "--arch: beside --accuracy; expected --quant: which recipe is faster only the GPU knows");
-  options.device = Device::cuda(0);
+Explanation explain_where(const Problem& problem, bool wants_backward,
+                          const std::string& architecture) {
+  if (architecture.empty())
+    return wants_backward ? explain(gradients_of(problem)) : explain(problem);
+  return wants_backward ? explain_for(gradients_of(problem), architecture)
+                        : explain_for(problem, architecture);
 }
 
 }  // namespace
@@ -92,6 +73,7 @@ void take_architecture(const std::string& word, bool wants_backward, AttentionOp
 int run_explain(const std::vector<std::string>& words) {
   AttentionOptions options;
   ShardingOptions sharding;
+  std::string architecture;
   bool wants_json = false, wants_backward = false;
   CommandLine line("fovea explain", kAbout, kExamples);
   add_shape_options(line, options);
@@ -100,21 +82,19 @@ int run_explain(const std::vector<std::string>& words) {
   add_mask_options(line, options);
   add_run_options(line, options);
   add_device_option(line, options.device);
-  std::string architecture_word;
-  std::optional<cuda::jit::Architecture> architecture;
-  line.add({"--arch", "NAME", "Run", "a GPU that need not be here: sm_80, sm_90a, sm_120a, ..."},
-           [&](const std::string&, const std::string& text) { architecture_word = text; });
   add_sm_margin_option(line, options.sm_margin);
   add_quant_option(line, options.quant);
   add_threads_option(line, options.threads);
   add_rank_options(line, sharding);
   add_speed_options(line, sharding);
+  line.add(
+      {"--arch", "NAME", "Run", "a typical GPU of this architecture instead: sm_90a, gfx942 ..."},
+      [&](const std::string&, const std::string& text) { architecture = text; });
   line.add_flag({"--backward", "", "Gradients", "the plan of gradients of q, k, v and sinks"},
                 wants_backward);
   line.add_flag({"--json", "", "Output", "print one JSON object"}, wants_json);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
 
-  take_architecture(architecture_word, wants_backward, options, architecture);
   refuse_options_of_other_devices(options);
   OutputFiles files;
   const Inputs inputs = inputs_of(options, files);
@@ -124,9 +104,7 @@ int run_explain(const std::vector<std::string>& words) {
   Problem problem = problem_of(args);
   problem.num_threads = options.threads;
   problem = on_device(problem, options.device);
-  const Explanation explanation = architecture     ? explain_on(problem, *architecture)
-                                  : wants_backward ? explain(gradients_of(problem))
-                                                   : explain(problem);
+  const Explanation explanation = explain_where(problem, wants_backward, architecture);
   const Sharding ranks = sharding.num_ranks ? explain_ranks(problem, sharding) : Sharding{};
   print_out(wants_json ? joined_json(explanation, ranks) : explanation.print() + ranks.text);
   if (explanation.kernel.empty()) throw Failure(kUnsupported, "nothing here can run this problem");

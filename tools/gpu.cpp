@@ -15,10 +15,10 @@ using cuda::driver::DeviceContext;
 using cuda::driver::DeviceMemory;
 
 const DeviceContext& context_of(Device device) {
-  const std::string reason = cuda::why_unavailable(device.index);
+  const std::string reason = cuda::why_unavailable(device);
   if (!reason.empty())
     throw Failure(kUnsupported, fmt::format("--device {}: {}", to_string(device), reason));
-  return cuda::driver::process_context(device.index);
+  return cuda::driver::process_context(device);
 }
 
 }  // namespace

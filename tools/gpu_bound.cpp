@@ -9,6 +9,7 @@
 
 #include "cuda/driver/launch.hpp"
 #include "cuda/driver/resources.hpp"
+#include "failure.hpp"
 #include "rates/rate_params.h"
 
 namespace fovea::tools {
@@ -145,8 +146,12 @@ Bounds GpuBounds::of(Dtype inputs) const {
 }
 
 GpuBounds measure_bounds(const Gpu& gpu) {
-  return {.product_gflops =
-              measure(gpu, product_rate(cuda::jit::architecture_of(gpu.context().info()))),
+  const auto architecture = cuda::jit::architecture_of(gpu.context().info());
+  if (architecture.is_amd()) {
+    throw Failure(kUnsupported,
+                  gpu.describe() + ": its bounds are not known; expected a GPU of NVIDIA");
+  }
+  return {.product_gflops = measure(gpu, product_rate(architecture)),
           .fma_gflops = measure(gpu, fma_rate()),
           .copy_gigabytes = measure_copy_gigabytes(gpu)};
 }

@@ -143,15 +143,18 @@ CpuTarget parse_target(std::string_view option, std::string_view text) {
 
 Device parse_device(std::string_view option, std::string_view text) {
   if (text == "cpu") return Device::cpu();
-  constexpr std::string_view kCuda = "cuda";
-  constexpr std::string_view kExpected = "cpu, cuda, or cuda:N with the number of a GPU";
-  if (!text.starts_with(kCuda)) refuse(option, text, kExpected);
-  const std::string_view rest = text.substr(kCuda.size());
-  if (rest.empty()) return Device::cuda(0);
+  constexpr std::string_view kExpected = "cpu, cuda or rocm, or cuda:N with the number of a GPU";
+  constexpr std::size_t kKindLength = 4;  // of either
+  const std::string_view kind = text.substr(0, kKindLength);
+  if (kind != "cuda" && kind != "rocm") refuse(option, text, kExpected);
+  Device device = kind == "cuda" ? Device::cuda(0) : Device::rocm(0);
+  const std::string_view rest = text.substr(kKindLength);
+  if (rest.empty()) return device;
   const std::optional<int> index =
       rest.front() == ':' ? parse_number<int>(rest.substr(1)) : std::nullopt;
   if (!index || *index < 0) refuse(option, text, kExpected);
-  return Device::cuda(*index);
+  device.index = *index;
+  return device;
 }
 
 int parse_thread_count(std::string_view option, std::string_view text) {

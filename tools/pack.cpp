@@ -128,7 +128,7 @@ std::vector<KernelText> texts_of(const Case& named, const ForwardProblem& proble
 void add_jobs(const Case& named, std::vector<KernelText> texts, const Architecture& architecture,
               Work& work) {
   for (KernelText& text : texts) {
-    const Sha256 key = text_key(text, cuda::jit::embedded_device_text(), architecture);
+    const Sha256 key = text_key(text, device_text_of(architecture), architecture);
     Job& job = work.jobs.try_emplace(key, Job{std::move(text), architecture, {}}).first->second;
     job.cases.insert(named.name);
   }
@@ -192,8 +192,7 @@ void list_unposed(Work& work) {
 
 void add_problem(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
                  Work& work) {
-  const cuda::ForwardPlan plan =
-      choose_forward(problem, cuda::typical_device(architecture.major, architecture.minor));
+  const cuda::ForwardPlan plan = choose_forward(problem, cuda::typical_device(architecture));
   if (is_left_out(named, plan, architecture, work)) return;
   add_plan(named, problem, plan, architecture, work);
   add_tuned(named, problem, architecture, work);
@@ -201,8 +200,7 @@ void add_problem(const Case& named, const ForwardProblem& problem, const Archite
 
 void add_problem(const Case& named, const GradientProblem& problem,
                  const Architecture& architecture, Work& work) {
-  const cuda::BackwardPlan plan =
-      choose_backward(problem, cuda::typical_device(architecture.major, architecture.minor));
+  const cuda::BackwardPlan plan = choose_backward(problem, cuda::typical_device(architecture));
   if (is_left_out(named, plan, architecture, work)) return;
   add_plan(named, problem, plan, architecture, work);
   add_tuned(named, problem, architecture, work);
@@ -326,14 +324,14 @@ std::string print(const Json& report) {
   return text + "\n";
 }
 
-void write(const std::string& path, const Work& work, cuda::jit::Compiler& compiler) {
+void write(const std::string& path, const Work& work, cuda::jit::Loader& loader) {
   std::vector<cuda::jit::PackItem> items;
   for (const auto& [key, job] : work.jobs) {
     items.push_back({key,
                      {.cubin = job.cubin,
                       .label = job.text.label,
                       .architecture = job.architecture.name(),
-                      .compiler = compiler.version()}});
+                      .compiler = loader.compiler(kind_of(job.architecture)).version()}});
   }
   write_pack(path, items, work.packed.winners().empty() ? "" : work.packed.print());
 }
@@ -388,7 +386,7 @@ int run_pack(const std::vector<std::string>& words) {
   line.add_list(
       {"--cases", "FILE", "", "files of cases (as cases/*.json); the built-in ones unless given"},
       options.case_files);
-  line.add({"--arch", "NAMES", "", "sm_80,sm_90a,..."}, text_of(architecture_words));
+  line.add({"--arch", "NAMES", "", "sm_80,sm_90a,gfx942,..."}, text_of(architecture_words));
   line.require("--arch");
   line.add({"--out", "FILE", "", "the pack; without it nothing is written"}, text_of(out));
   line.add({"--tuning", "FILE", "",
@@ -419,14 +417,16 @@ int run_pack(const std::vector<std::string>& words) {
   cuda::jit::LoaderOptions loader_options;
   loader_options.pack = std::nullopt;
   cuda::jit::Loader loader(loader_options);
-  if (!loader.compiler().nvrtc().is_present())
-    throw Failure(kUnsupported, loader.compiler().nvrtc().why_absent());
+  for (const Architecture& architecture : architectures) {
+    const auto& library = loader.compiler(kind_of(architecture)).library();
+    if (!library.is_present()) throw Failure(kUnsupported, library.why_absent());
+  }
   for (const Case& named : cases_of(options)) add_case(named, architectures, work);
   list_unposed(work);
   compile_all(work, loader);
   const bool has_all = std::ranges::all_of(
       work.jobs, [](const auto& entry) { return entry.second.failure.empty(); });
-  if (options.out && has_all) write(*options.out, work, loader.compiler());
+  if (options.out && has_all) write(*options.out, work, loader);
   const Json report = report_of(work, options);
   print_out(options.wants_json ? report.dump() + "\n" : print(report));
   if (!has_all) throw Failure(kFailed, "not every kernel compiled; nothing is written");

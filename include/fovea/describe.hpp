@@ -74,6 +74,16 @@ struct FOVEA_EXPORT Description {
   };
   Cuda cuda{};
 
+  /// The same of AMD's GPUs, on which nothing has been measured. Pack and cache are those above.
+  struct Rocm {
+    std::string problem{};  // as above
+    Piece driver{};         // version: of HIP
+    std::vector<Gpu> gpus{};
+    Piece compiler{};                          // hipRTC; version: of its clang
+    std::vector<std::string> architectures{};  // that it compiles for
+  };
+  Rocm rocm{};
+
   /// What an operation takes, wherever it runs at all; explain says of one problem.
   struct Operation {
     std::string name{};                   // as the C++ function

@@ -41,6 +41,8 @@ typedef enum {
   kDLCPU = 1,
   kDLCUDA = 2,
   kDLCUDAHost = 3,
+  kDLROCM = 10,
+  kDLROCMHost = 11,
 } DLDeviceType;
 
 typedef struct {
@@ -199,7 +201,7 @@ FOVEA_API void fovea_runtime_destroy(fovea_runtime* runtime); /* NULL is fine */
 typedef struct fovea_allocator {
   size_t struct_size;
   uint32_t version;
-  int32_t device_type; /* kDLCPU or kDLCUDA: for calls on such devices; 0: for all */
+  int32_t device_type; /* kDLCPU, kDLCUDA or kDLROCM: for calls on such devices; 0: for all */
   void* context;
   /* bytes > 0, alignment a power of two; NULL: there is no memory, and the call is refused. */
   void* (*allocate)(void* context, size_t bytes, size_t alignment, DLDevice device, void* stream);

@@ -18,16 +18,17 @@ namespace fovea {
 inline constexpr int kMaxRank = 8;
 
 struct Device {
-  enum class Kind : std::uint8_t { cpu, cuda };
+  enum class Kind : std::uint8_t { cpu, cuda, rocm };  // rocm: GPUs of AMD
   Kind kind = Kind::cpu;
   int index = 0;
 
   static constexpr Device cpu() { return {Kind::cpu, 0}; }
   static constexpr Device cuda(int index = 0) { return {Kind::cuda, index}; }
+  static constexpr Device rocm(int index = 0) { return {Kind::rocm, index}; }
   bool operator==(const Device&) const = default;
 };
 
-/// "cpu", "cuda:0".
+/// "cpu", "cuda:0", "rocm:0".
 FOVEA_EXPORT std::string to_string(Device device);
 
 /// All of a tensor but its address: what a plan is made from.

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 ABI_VERSION = 1
 
-CPU, CUDA, CUDA_HOST = 1, 2, 3
+CPU, CUDA, CUDA_HOST, ROCM = 1, 2, 3, 10
 
 #: Fovea's name of a dtype, and DLPack's code and bits.
 DTYPES: dict[str, tuple[int, int]] = {

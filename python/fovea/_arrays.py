@@ -10,7 +10,7 @@ import sys
 from typing import Any, Callable, NamedTuple
 
 from . import _abi
-from ._memory import lend_torch_memory
+from ._memory import lend_torch_memory, torch_gpu_type
 from .errors import InvalidArgument, Unsupported
 
 Array = Any
@@ -37,7 +37,7 @@ class TensorSpec:
     dtype : str
         "f32", "f16", "bf16", "bool", "u8", "i8", "i32", "i64" or "e4m3".
     device : str
-        "cpu", or "cuda:0" and so on.
+        "cpu", or "cuda:0" and so on; "rocm:0" of AMD.
     strides : tuple of int, optional
         In elements; row-major unless given.
     """
@@ -54,9 +54,10 @@ class TensorSpec:
         self.dtype = dtype
         self.device = device
         kind, _, index = device.partition(":")
-        if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-            raise InvalidArgument(f'TensorSpec: device is {device!r}; expected "cpu" or "cuda:0" and so on')
-        self._device = (_abi.CUDA if kind == "cuda" else _abi.CPU, int(index or 0))
+        kinds = {"cpu": _abi.CPU, "cuda": _abi.CUDA, "rocm": _abi.ROCM}
+        if kind not in kinds or (index and not index.isdigit()):
+            raise InvalidArgument(f'TensorSpec: device is {device!r}; expected "cpu", or "cuda:0" or "rocm:0" and so on')
+        self._device = (kinds[kind], int(index or 0))
 
     @property
     def ndim(self) -> int:
@@ -106,8 +107,9 @@ def _named_code(tensor: Array) -> tuple[int, int]:
 
 def _describe_torch(tensor: Array) -> Description:
     code, bits = _named_code(tensor)
-    kinds = {"cpu": _abi.CPU, "cuda": _abi.CUDA}
-    if tensor.layout is not sys.modules["torch"].strided or tensor.device.type not in kinds:
+    torch = sys.modules["torch"]
+    kinds = {"cpu": _abi.CPU, "cuda": torch_gpu_type(torch)}
+    if tensor.layout is not torch.strided or tensor.device.type not in kinds:
         raise NotAnArray(f"is a {tensor.layout} tensor on {tensor.device}; expected a strided one on cpu or cuda")
     try:
         address = tensor.data_ptr()

@@ -25,12 +25,18 @@ def set_allocator(device_type: int, allocate: Callable[..., int | None], dealloc
     _kept.append(allocator)
 
 
+def torch_gpu_type(torch: Any) -> int:
+    """DLPack's type of the devices that this PyTorch calls cuda: they are AMD's where it is built for ROCm."""
+    return _abi.CUDA if torch.version.hip is None else _abi.ROCM
+
+
 def lend_torch_memory(torch: Any) -> None:
     """From now on workspace on a GPU is PyTorch's, of the call's stream. Nothing happens where this PyTorch has no GPUs.
 
     An allocator that C or C++ code has set before for calls without a runtime is replaced.
     """
-    if torch.version.cuda is None or torch in _lenders:
+    has_gpus = torch.version.cuda is not None or torch.version.hip is not None
+    if not has_gpus or torch in _lenders:
         return
 
     def allocate(_context: int, num_bytes: int, _alignment: int, device: _abi.Device, stream: int | None) -> int | None:
@@ -42,5 +48,5 @@ def lend_torch_memory(torch: Any) -> None:
     def deallocate(_context: int, address: int, _num_bytes: int, _device: _abi.Device, _stream: int | None) -> None:
         torch.cuda.caching_allocator_delete(address)
 
-    set_allocator(_abi.CUDA, allocate, deallocate)
+    set_allocator(torch_gpu_type(torch), allocate, deallocate)
     _lenders.append(torch)

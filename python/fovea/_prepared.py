@@ -42,7 +42,8 @@ def spec_beside(array: Array, name: str, shape: tuple[int, ...], dtype: str | No
     except NotAnArray as error:
         raise InvalidArgument(f"{function}: {name} {error}") from None
     element = dtype or _abi.DTYPE_NAMES.get((described.code, described.bits), "f32")
-    device = f"cuda:{described.device_id}" if described.device_type == _abi.CUDA else "cpu"
+    kinds = {_abi.CUDA: "cuda", _abi.ROCM: "rocm"}
+    device = f"{kinds[described.device_type]}:{described.device_id}" if described.device_type in kinds else "cpu"
     return TensorSpec(shape, element, device)
 
 

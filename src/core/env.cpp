@@ -73,6 +73,8 @@ Environment read_environment(EnvironmentLookup lookup) {
     }
   }
   environment.nvrtc = text_of(find(lookup, "FOVEA_NVRTC"));
+  environment.hiprtc = text_of(find(lookup, "FOVEA_HIPRTC"));
+  environment.hip = text_of(find(lookup, "FOVEA_HIP"));
   environment.nccl = text_of(find(lookup, "FOVEA_NCCL"));
   environment.pack = text_of(find(lookup, "FOVEA_PACK"));
   environment.tuning = text_of(find(lookup, "FOVEA_TUNING"));
@@ -90,6 +92,7 @@ Environment read_environment(EnvironmentLookup lookup) {
   environment.virtual_env = text_of(find(lookup, "VIRTUAL_ENV"));
   environment.cuda_home = text_of(find(lookup, "CUDA_HOME"));
   if (!environment.cuda_home) environment.cuda_home = text_of(find(lookup, "CUDA_PATH"));
+  environment.rocm_path = text_of(find(lookup, "ROCM_PATH"));
   environment.library_path = text_of(find(lookup, "LD_LIBRARY_PATH"));
   return environment;
 }

@@ -14,18 +14,21 @@ struct Environment {
   std::optional<int> omp_num_threads;
   // FOVEA_CPU_TARGET as written; the cpu module knows which names exist
   std::optional<std::string> cpu_target;
-  std::optional<int> verbose;                 // FOVEA_VERBOSE; 1: a line for each call
-  std::optional<std::string> nvrtc;           // FOVEA_NVRTC: a library, or the folder that holds it
-  std::optional<std::string> nccl;            // FOVEA_NCCL: a library, or the folder that holds it
-  std::optional<std::string> pack;            // FOVEA_PACK: the kernel pack's file
-  std::optional<std::string> tuning;          // FOVEA_TUNING: the file that fovea tune wrote
-  std::optional<std::string> cache_dir;       // FOVEA_CACHE_DIR
+  std::optional<int> verbose;            // FOVEA_VERBOSE; 1: a line for each call
+  std::optional<std::string> nvrtc;      // FOVEA_NVRTC: a library, or the folder that holds it
+  std::optional<std::string> hiprtc;     // FOVEA_HIPRTC: a library, or the folder that holds it
+  std::optional<std::string> hip;        // FOVEA_HIP: the library of AMD's driver
+  std::optional<std::string> nccl;       // FOVEA_NCCL: a library, or the folder that holds it
+  std::optional<std::string> pack;       // FOVEA_PACK: the kernel pack's file
+  std::optional<std::string> tuning;     // FOVEA_TUNING: the file that fovea tune wrote
+  std::optional<std::string> cache_dir;  // FOVEA_CACHE_DIR
   std::optional<std::int64_t> cache_max_mib;  // FOVEA_CACHE_MAX_MIB; 0: nothing is kept
   // Other people's variables, as they are set.
   std::optional<std::string> home;             // HOME
   std::optional<std::string> user_cache_home;  // XDG_CACHE_HOME
   std::optional<std::string> virtual_env;      // VIRTUAL_ENV
   std::optional<std::string> cuda_home;        // CUDA_HOME, else CUDA_PATH
+  std::optional<std::string> rocm_path;        // ROCM_PATH
   std::optional<std::string> library_path;     // LD_LIBRARY_PATH
 };
 

@@ -59,7 +59,8 @@ TensorSpec make_spec_within(std::size_t num_elements, Dtype dtype,
 }
 
 std::string to_string(Device device) {
-  return device.kind == Device::Kind::cpu ? "cpu" : fmt::format("cuda:{}", device.index);
+  if (device.kind == Device::Kind::cpu) return "cpu";
+  return fmt::format("{}:{}", device.kind == Device::Kind::cuda ? "cuda" : "rocm", device.index);
 }
 
 /// Of any spec, also one made by hand that no tensor can have: refusals show it.

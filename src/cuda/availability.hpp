@@ -14,6 +14,6 @@ namespace fovea::cuda {
 std::string why_unavailable(const driver::Driver& driver, jit::Loader& loader, int device_index);
 
 /// The same for the process's driver and loader.
-std::string why_unavailable(int device_index);
+std::string why_unavailable(Device device);
 
 }  // namespace fovea::cuda

@@ -12,6 +12,8 @@ namespace fovea::cuda {
 DeviceTraits traits_of(const driver::DeviceInfo& info) {
   return {.major = info.compute_capability_major,
           .minor = info.compute_capability_minor,
+          .gfx = info.gfx,
+          .warp_lanes = info.warp_lanes,
           .num_sms = info.num_sms,
           .shared_bytes_per_cta = info.shared_bytes_per_cta,
           .shared_bytes_per_sm = info.shared_bytes_per_sm,
@@ -50,8 +52,14 @@ DeviceTraits typical_device(int major, int minor) {
 DeviceTraits typical_amd_device(int gfx) {
   constexpr std::int64_t kMiB = 1 << 20;
   // CUs and shared memory (LDS) of a workgroup: AMD, "Accelerator and GPU hardware specifications". L2 of CDNA: of one
-  // of its eight dies, which is what neighbours share.
-  static constexpr std::array kDevices = {DeviceTraits{.gfx = 0x942,
+  // of its dies, which is what neighbours share.
+  static constexpr std::array kDevices = {DeviceTraits{.gfx = 0x90a,
+                                                       .warp_lanes = 64,
+                                                       .num_sms = 104,
+                                                       .shared_bytes_per_cta = 64 << 10,
+                                                       .shared_bytes_per_sm = 64 << 10,
+                                                       .l2_bytes = 8 * kMiB},
+                                          DeviceTraits{.gfx = 0x942,
                                                        .warp_lanes = 64,
                                                        .num_sms = 304,
                                                        .shared_bytes_per_cta = 64 << 10,
@@ -76,9 +84,14 @@ DeviceTraits typical_amd_device(int gfx) {
   const auto* const found = std::ranges::find(kDevices, gfx, &DeviceTraits::gfx);
   if (found == kDevices.end()) {
     invalid("typical_amd_device",
-            fmt::format("gfx{:x} is unknown; expected gfx942, gfx950, gfx1100 or gfx1201", gfx));
+            fmt::format("gfx{:x} is unknown; expected {}", gfx, jit::amd_target_names()));
   }
   return *found;
+}
+
+DeviceTraits typical_device(jit::Architecture architecture) {
+  return architecture.is_amd() ? typical_amd_device(architecture.gfx)
+                               : typical_device(architecture.major, architecture.minor);
 }
 
 }  // namespace fovea::cuda

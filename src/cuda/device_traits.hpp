@@ -5,6 +5,7 @@
 
 #include "cuda/device/shared/instructions.h"
 #include "cuda/driver/driver.hpp"
+#include "cuda/jit/architecture.hpp"
 
 namespace fovea::cuda {
 
@@ -35,7 +36,10 @@ DeviceTraits traits_of(const driver::DeviceInfo& info);
 /// Of a typical device of an architecture, for plans made where there is none: packs, compile tests, explain.
 DeviceTraits typical_device(int major, int minor);
 
-/// The same of AMD: gfx942, gfx950, gfx1100, gfx1201, named by 0x942 and so on. Throws InvalidArgument for others.
+/// The same of AMD, 0x942 for gfx942. Throws InvalidArgument for what is none of jit::amd_targets().
 DeviceTraits typical_amd_device(int gfx);
+
+/// Of either.
+DeviceTraits typical_device(jit::Architecture architecture);
 
 }  // namespace fovea::cuda

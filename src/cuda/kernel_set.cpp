@@ -28,10 +28,14 @@ KernelSet::KernelSet(jit::Loader& loader, const driver::DeviceContext& context,
 
 std::shared_ptr<const KernelSet> load_alone(const jit::KernelText& text, Device device,
                                             std::string_view where) {
-  if (const std::string reason = why_unavailable(device.index); !reason.empty())
+  if (const std::string reason = why_unavailable(device); !reason.empty())
     throw Unsupported(fmt::format("{}: {}: {}", where, to_string(device), reason));
-  return std::make_shared<const KernelSet>(jit::process_loader(),
-                                           driver::process_context(device.index),
+  if (device.kind == Device::Kind::rocm) {
+    throw Unsupported(
+        fmt::format("{}: {} is a GPU of AMD; expected one of NVIDIA, or tensors on the cpu", where,
+                    to_string(device)));
+  }
+  return std::make_shared<const KernelSet>(jit::process_loader(), driver::process_context(device),
                                            PlannedKernels{{KernelRole::main, text}});
 }
 

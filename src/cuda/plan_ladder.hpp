@@ -52,7 +52,8 @@ struct PlanLadder {
   static void load(jit::Loader& loader, const driver::DeviceContext& context, Plan& plan) {
     plan.kernels =
         std::make_shared<const KernelSet>(loader, context, Operation::planned_kernels(plan));
-    plan.kernel_source = loader.describe(plan.kernels->source());
+    plan.kernel_source =
+        loader.describe(plan.kernels->source(), jit::architecture_of(context.info()));
     if constexpr (requires { Operation::load_inner(loader, context, plan); })
       Operation::load_inner(loader, context, plan);
   }
@@ -91,7 +92,7 @@ struct PlanLadder {
       found = look();
     }
     if (found.why_missing.empty()) {
-      plan.kernel_source = loader.describe(found.source);
+      plan.kernel_source = loader.describe(found.source, architecture);
       return;
     }
     plan.refused.push_back({plan.candidate, std::move(found.why_missing)});
@@ -103,7 +104,7 @@ struct PlanLadder {
   static Plan try_plan_on(const Problem& problem, Device device) {
     Plan plan = choose_here(problem, device);
     if (!plan.candidate.empty()) {
-      const driver::DeviceInfo& info = driver::process_driver().device(device.index);
+      const driver::DeviceInfo& info = driver::process_driver(device.kind).device(device.index);
       check(jit::process_loader(), jit::architecture_of(info), problem, plan);
     }
     return plan;
@@ -113,11 +114,10 @@ struct PlanLadder {
   static Plan plan_on(const Problem& problem, Device device) {
     Plan plan = choose_here(problem, device);
     if (!plan.candidate.empty()) {
-      load_or_fall_back(jit::process_loader(), driver::process_context(device.index), problem,
-                        plan);
+      load_or_fall_back(jit::process_loader(), driver::process_context(device), problem, plan);
       return plan;
     }
-    std::string message = fmt::format("plan: no kernel for this problem on cuda:{}:", device.index);
+    std::string message = fmt::format("plan: no kernel for this problem on {}:", to_string(device));
     for (const auto& refused : plan.refused)
       message += fmt::format("\n  {}  {}", refused.candidate, refused.reason);
     throw Unsupported(message);
@@ -134,9 +134,9 @@ struct PlanLadder {
 
   /// The choice for a device of this process; nothing where no kernel can run there.
   static Plan choose_here(const Problem& problem, Device device) {
-    if (const std::string reason = why_unavailable(device.index); !reason.empty())
+    if (const std::string reason = why_unavailable(device); !reason.empty())
       return Operation::refused_by_all(reason);
-    const driver::DeviceInfo& info = driver::process_driver().device(device.index);
+    const driver::DeviceInfo& info = driver::process_driver(device.kind).device(device.index);
     return Operation::choose_measured(problem, traits_of(info));
   }
 };

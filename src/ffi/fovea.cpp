@@ -31,8 +31,15 @@ void require(T* pointer, const char* where, const char* name) {
 }
 
 DLDevice to_dlpack(fovea::Device device) {
-  const bool is_cuda = device.kind == fovea::Device::Kind::cuda;
-  return {is_cuda ? kDLCUDA : kDLCPU, device.index};
+  switch (device.kind) {
+    case fovea::Device::Kind::cuda:
+      return {kDLCUDA, device.index};
+    case fovea::Device::Kind::rocm:
+      return {kDLROCM, device.index};
+    case fovea::Device::Kind::cpu:
+      break;
+  }
+  return {kDLCPU, device.index};
 }
 
 /// The context of both is the caller's struct.
@@ -63,9 +70,11 @@ void set_allocator(fovea::Runtime& runtime, fovea::ffi::KeptAllocators& kept,
       return runtime.set_allocator(fovea::Device::Kind::cpu, allocator);
     case kDLCUDA:
       return runtime.set_allocator(fovea::Device::Kind::cuda, allocator);
+    case kDLROCM:
+      return runtime.set_allocator(fovea::Device::Kind::rocm, allocator);
     default:
       fovea::invalid(where, "device_type is " + std::to_string(callbacks.device_type) +
-                                "; expected kDLCPU (1), kDLCUDA (2), or 0 for both");
+                                "; expected kDLCPU (1), kDLCUDA (2), kDLROCM (10), or 0 for all");
   }
 }
 

@@ -32,12 +32,15 @@ Device to_device(const DLDevice& device, const std::string& name) {
   switch (static_cast<int>(device.device_type)) {
     case kDLCPU:
     case kDLCUDAHost:  // pinned memory of the host
+    case kDLROCMHost:
       return Device::cpu();
     case kDLCUDA:
       return Device::cuda(device.device_id);
+    case kDLROCM:
+      return Device::rocm(device.device_id);
     default:
       invalid(name, "device type is " + std::to_string(static_cast<int>(device.device_type)) +
-                        "; expected kDLCPU, kDLCUDAHost or kDLCUDA");
+                        "; expected kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDA or kDLROCM");
   }
 }
 

@@ -119,6 +119,19 @@ Explanation explain(const BackwardProblem& problem) {
   return explain_backward(g, cpu::try_plan_backward(g, num_threads_of(problem)), MaskData::lent);
 }
 
+Explanation explain_for(const BackwardProblem& problem, std::string_view architecture) {
+  const FloatEnvironment environment;
+  const auto parsed = cuda::jit::parse_architecture(architecture, "explain");
+  const Device device = parsed.is_amd() ? Device::rocm() : Device::cuda();
+  BackwardProblem there = problem;
+  there.forward = on_device(problem.forward, device);
+  const GradientProblem g = validate(there, "explain");
+  const auto plan = cuda::choose_backward(g, cuda::typical_device(parsed));
+  Explanation explanation = explain_backward(g, plan, MaskData::lent);
+  explanation.target = parsed.name();
+  return explanation;
+}
+
 void BackwardPlan::run(const AttentionBackward& args) const {
   const FloatEnvironment environment;
   const CallLog log("BackwardPlan::run");

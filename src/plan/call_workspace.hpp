@@ -38,7 +38,7 @@ class CallWorkspace {
       host_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
       bytes_ = {host_.get(), bytes};
     } else {
-      device_.emplace(place.device.index, bytes, place.stream);
+      device_.emplace(place.device, bytes, place.stream);
       bytes_ = {static_cast<std::byte*>(device_->data()), bytes};
     }
   }

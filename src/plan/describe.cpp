@@ -73,18 +73,21 @@ Description::Piece absent(std::string reason) { return {.reason = std::move(reas
 Description::Piece describe_driver(const cuda::driver::Driver& driver) {
   if (!driver.is_present()) return absent(driver.why_absent());
   return {.is_present = true,
-          .version = fmt::format("{}.{}", driver.version() / 1000, driver.version() % 1000 / 10)};
+          .version = fmt::format("{}.{}", driver.version() / 1000, driver.version() % 1000 / 10),
+          .path = driver.path()};
 }
 
-void describe_compiler(cuda::jit::Compiler& compiler, Description::Cuda& cuda) {
-  const cuda::jit::Nvrtc& nvrtc = compiler.nvrtc();
-  if (!nvrtc.is_present()) {
-    cuda.compiler = absent(nvrtc.why_absent());
+/// Of Description::Cuda or ::Rocm.
+template <typename Gpus>
+void describe_compiler(cuda::jit::Compiler& compiler, Gpus& gpus) {
+  const cuda::jit::CompilerLibrary& library = compiler.library();
+  if (!library.is_present()) {
+    gpus.compiler = absent(library.why_absent());
     return;
   }
-  cuda.compiler = {.is_present = true, .version = compiler.version(), .path = nvrtc.path()};
+  gpus.compiler = {.is_present = true, .version = compiler.version(), .path = library.path()};
   for (const cuda::jit::Architecture& architecture : compiler.architectures())
-    cuda.architectures.push_back(architecture.name());
+    gpus.architectures.push_back(architecture.name());
 }
 
 Description::Piece describe_pack(const cuda::jit::Loader& loader) {
@@ -127,7 +130,7 @@ Description::Gpu describe_gpu(const cuda::driver::DeviceInfo& device,
                               const cuda::driver::Driver& driver, cuda::jit::Loader& loader) {
   std::string reason = cuda::why_unavailable(driver, loader, device.index);
   const bool runs_here = reason.empty();
-  return {.device = Device::cuda(device.index),
+  return {.device = device.device(),
           .model = device.name,
           .architecture = cuda::jit::architecture_of(device).name(),
           .compute_capability_major = device.compute_capability_major,
@@ -161,11 +164,27 @@ Description::Cuda describe_cuda() {
   return cuda;
 }
 
+Description::Rocm describe_rocm() {
+  Description::Rocm rocm;
+  try {
+    const auto& driver = cuda::driver::process_driver(Device::Kind::rocm);
+    cuda::jit::Loader& loader = cuda::jit::process_loader();
+    rocm.driver = describe_driver(driver);
+    for (const auto& device : driver.devices())
+      rocm.gpus.push_back(describe_gpu(device, driver, loader));
+    describe_compiler(loader.compiler(cuda::jit::CompilerKind::hiprtc), rocm);
+  } catch (const InvalidArgument& error) {
+    rocm = {};
+    rocm.problem = error.what();
+  }
+  return rocm;
+}
+
 // ---- operations, limits, environment ----
 
 std::vector<Description::Operation> describe_operations() {
   const std::vector<Dtype> floats{Dtype::f32, Dtype::f16, Dtype::bf16};
-  const std::vector<std::string> cpu{"cpu"}, both{"cpu", "cuda"};
+  const std::vector<std::string> cpu{"cpu"}, both{"cpu", "cuda"}, all{"cpu", "cuda", "rocm"};
   const std::vector<std::string> formulas{"packed", "score_mod", "mask_mod", "sinks", "dropout"};
   std::vector<std::string> forward = formulas;
   for (const char* feature : {"lse", "row_max", "plan", "lengths_up_to"})
@@ -176,7 +195,7 @@ std::vector<Description::Operation> describe_operations() {
   std::vector<std::string> jvp = formulas;
   for (const char* feature : {"lse", "plan"}) jvp.emplace_back(feature);
   return {
-      {"attention_forward", floats, both, forward},
+      {"attention_forward", floats, all, forward},
       {"attention_backward", floats, both, backward},
       {"attention_jvp", floats, both, jvp},
       {"attention_double_backward", floats, cpu, formulas},
@@ -214,6 +233,8 @@ void describe_environment(Description& description) {
     add("FOVEA_CPU_TARGET", environment.cpu_target);
     add("FOVEA_VERBOSE", environment.verbose);
     add("FOVEA_NVRTC", environment.nvrtc);
+    add("FOVEA_HIP", environment.hip);
+    add("FOVEA_HIPRTC", environment.hiprtc);
     add("FOVEA_PACK", environment.pack);
     add("FOVEA_TUNING", environment.tuning);
     add("FOVEA_CACHE_DIR", environment.cache_dir);
@@ -253,10 +274,12 @@ std::string json_of(const Description::Gpu& gpu) {
   JsonObject json;
   json.text("name", to_string(gpu.device))
       .text("model", gpu.model)
-      .text("architecture", gpu.architecture)
-      .text("compute_capability",
-            fmt::format("{}.{}", gpu.compute_capability_major, gpu.compute_capability_minor))
-      .number("num_sms", gpu.num_sms)
+      .text("architecture", gpu.architecture);
+  if (gpu.compute_capability_major > 0) {
+    json.text("compute_capability",
+              fmt::format("{}.{}", gpu.compute_capability_major, gpu.compute_capability_minor));
+  }
+  json.number("num_sms", gpu.num_sms)
       .number("shared_bytes_per_cta", gpu.shared_bytes_per_cta)
       .number("l2_bytes", gpu.l2_bytes)
       .number("memory_bytes", gpu.memory_bytes)
@@ -320,6 +343,25 @@ std::string json_of(const Description::Cuda& cuda) {
   return json.done();
 }
 
+std::string json_of(const Description::Rocm& rocm) {
+  JsonObject json;
+  if (!rocm.problem.empty()) return json.text("problem", rocm.problem).done();
+  json.json("driver",
+            json_of(rocm.driver,
+                    [&](JsonObject& o) {
+                      o.text("hip", rocm.driver.version).text("path", rocm.driver.path);
+                    }))
+      .json("devices", json_list(rocm.gpus, [](const auto& gpu) { return json_of(gpu); }))
+      .json("compiler", json_of(rocm.compiler,
+                                [&](JsonObject& o) {
+                                  o.text("version", rocm.compiler.version)
+                                      .text("path", rocm.compiler.path)
+                                      .json("architectures", json_of_texts(rocm.architectures));
+                                }))
+      .text("measured", "not on hardware");
+  return json.done();
+}
+
 std::string json_of(const Description::Operation& operation) {
   JsonObject json;
   json.text("name", operation.name)
@@ -348,6 +390,7 @@ Description describe() {
                           .best_f32_target = cpu::best_f32_target(),
                           .threads = describe_threads(),
                           .cuda = describe_cuda(),
+                          .rocm = describe_rocm(),
                           .operations = describe_operations(),
                           .limits = describe_limits()};
   const CpuTarget best_bf16 = cpu::best_bf16_target();
@@ -370,6 +413,7 @@ std::string Description::json() const {
             best_bf16_target ? name(*best_bf16_target) : "none: f32 products are faster")
       .json("threads", json_of(threads))
       .json("cuda", json_of(cuda))
+      .json("rocm", json_of(rocm))
       .json("operations", json_list(operations, any))
       .json("limits", of_limits.done())
       .json("environment", json_of_environment(*this));

@@ -13,7 +13,7 @@
 namespace fovea {
 
 inline expr::Digest device_key(Device device) {
-  return {static_cast<std::uint64_t>(device.index), 0};
+  return {static_cast<std::uint64_t>(device.index), static_cast<std::uint64_t>(device.kind)};
 }
 
 inline cuda::AppendPlan find_append(Device device, Runtime& runtime) {

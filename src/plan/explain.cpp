@@ -31,7 +31,7 @@ constexpr double kMostCountedRows = 1 << 20;
 bool has_data(const MaskMod& mask, MaskData data) {
   if (data == MaskData::gone) return mask.captures().tensors.empty();
   for (const CapturedTensor& tensor : mask.captures().tensors) {
-    if (tensor.view.spec().device.kind != Device::Kind::cpu) return false;
+    if (!is_cpu(tensor.view.spec().device)) return false;
     if (tensor.view.data() == nullptr && tensor.view.spec().num_elements() > 0) return false;
   }
   return true;
@@ -132,7 +132,7 @@ void describe_bound(Explanation& e) {
 /// The kernel of a plan that has one, on a GPU.
 void describe_kernel(const ForwardProblem& f, const cuda::KernelPlan& plan, Explanation& e) {
   e.kernel = plan.candidate;
-  e.tuning = plan.tuning;
+  e.tuning = plan.device.is_amd() ? "not measured on hardware" : plan.tuning;
   e.kernel_source = plan.kernel_source;
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);
@@ -312,7 +312,7 @@ Explanation explain(const Problem& problem, Device device) {
 namespace {
 
 Explanation explain_validated(const ForwardProblem& f) {
-  if (f.device().kind == Device::Kind::cuda)
+  if (!is_cpu(f.device()))
     return explain_forward(f, cuda::try_plan_forward(f, f.device()), MaskData::lent);
   const int asked = f.problem.num_threads;
   return explain_forward(f, cpu::try_plan_forward(f, asked > 0 ? asked : default_num_threads()),
@@ -320,6 +320,17 @@ Explanation explain_validated(const ForwardProblem& f) {
 }
 
 }  // namespace
+
+Explanation explain_for(const Problem& problem, std::string_view architecture) {
+  const FloatEnvironment environment;
+  const auto parsed = cuda::jit::parse_architecture(architecture, "explain");
+  const Device device = parsed.is_amd() ? Device::rocm() : Device::cuda();
+  const ForwardProblem f = validate(on_device(problem, device), "explain");
+  const auto plan = cuda::choose_forward(f, cuda::typical_device(parsed));
+  Explanation explanation = explain_forward(f, plan, MaskData::lent);
+  explanation.target = parsed.name();
+  return explanation;
+}
 
 Explanation explain(const Problem& problem) {
   const FloatEnvironment environment;

@@ -29,8 +29,8 @@ void Runtime::set_allocator(Device::Kind kind, const Allocator& allocator) {
 }
 
 void Runtime::set_allocator(const Allocator& allocator) {
-  set_allocator(Device::Kind::cpu, allocator);
-  set_allocator(Device::Kind::cuda, allocator);
+  for (const auto kind : {Device::Kind::cpu, Device::Kind::cuda, Device::Kind::rocm})
+    set_allocator(kind, allocator);
 }
 
 Runtime& Runtime::process_default() {

@@ -28,7 +28,7 @@ struct Runtime::Impl {
   int num_threads = 0;
   std::mutex mutex;
   std::unique_ptr<Executor> executor;
-  Allocator host_allocator, cuda_allocator;
+  Allocator host_allocator, cuda_allocator, rocm_allocator;
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
   std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<JvpPlan>, Cache<cuda::AppendPlan>,
@@ -54,7 +54,8 @@ struct Runtime::Impl {
 
   /// Under the mutex.
   Allocator& allocator_of(Device::Kind kind) {
-    return kind == Device::Kind::cpu ? host_allocator : cuda_allocator;
+    if (kind == Device::Kind::cpu) return host_allocator;
+    return kind == Device::Kind::cuda ? cuda_allocator : rocm_allocator;
   }
 
   /// Of calls that begin now.

@@ -877,6 +877,45 @@ class Kernels(CommandTest):
         if not compiler["is_present"]:
             self.skipTest(f"needs NVRTC: {compiler['reason']}")
 
+    def test_doctor_says_what_amds_gpus_need(self):
+        nothing = {"FOVEA_HIP": "/nowhere/libamdhip64.so", "FOVEA_HIPRTC": "/nowhere"}
+        text = self.run_with("doctor", **nothing).stdout
+        self.assertIn("AMD driver  none: no AMD driver: /nowhere/libamdhip64.so cannot be opened", text)
+        self.assertIn("FOVEA_HIPRTC is '/nowhere'", text)
+        fakes = {"FOVEA_HIP": os.environ["FOVEA_FAKE_LIBAMDHIP64"], "FOVEA_HIPRTC": os.environ["FOVEA_FAKE_LIBHIPRTC"]}
+        report = json.loads(self.run_with("doctor", "--json", **fakes).stdout)["rocm"]
+        self.assertEqual(report["driver"], {"is_present": True, "hip": "6.2", "path": fakes["FOVEA_HIP"]})
+        (device,) = report["devices"]
+        self.assertEqual((device["name"], device["architecture"], device["runs_here"]), ("rocm:0", "gfx942", True))
+        self.assertEqual(report["compiler"]["architectures"], ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+        text = self.run_with("doctor", **fakes).stdout
+        self.assertIn(f"AMD driver  HIP 6.2, {fakes['FOVEA_HIP']}; kernels for AMD's GPUs are not measured on hardware", text)
+        self.assertIn("rocm:0      Fake MI300X, gfx942, 304 SMs, 192 GiB: runs here", text)
+        self.assertIn("compiler    hipRTC 20.0.0git for gfx90a gfx942 gfx950 gfx1100 gfx1201, ", text)
+
+    def test_explain_and_pack_for_amd(self):
+        shape = ["--seqlen-q", "64", "--head-dim", "64", "--dtype", "bf16"]
+        result = self.run_with("explain", *shape, "--arch", "gfx942")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("kernel     cuda/sm80/attention_forward_f32 on gfx942", result.stdout)
+        self.assertIn("tuning     not measured on hardware", result.stdout)
+        self.assertIn("this is gfx942 of AMD; expected a GPU of NVIDIA", result.stdout)
+        result = self.run_with("explain", *shape, "--arch", "sm_90a")
+        self.assertIn("on sm_90a", result.stdout)
+        self.assertNotIn("not measured", result.stdout)
+        result = self.run_with("explain", *shape, "--arch", "gfx942", "--backward")
+        self.expect(result, 3, "nothing here can run this problem")
+        self.expect(self.run_with("explain", *shape, "--arch", "gfx900"), 2, "expected gfx90a, gfx942")
+        fakes = {"FOVEA_HIP": os.environ["FOVEA_FAKE_LIBAMDHIP64"], "FOVEA_HIPRTC": os.environ["FOVEA_FAKE_LIBHIPRTC"]}
+        (self.folder / "cases.json").write_text(json.dumps(self.CASES))
+        words = ["pack", "--cases", "cases.json", "--arch", "gfx942,gfx1100", "--out", "amd.pack"]
+        self.expect(self.run_with(*words, FOVEA_HIPRTC="/nowhere"), 3, "FOVEA_HIPRTC is '/nowhere'")
+        self.expect(self.run_with(*words, **fakes), 0)
+        without = fakes | {"FOVEA_HIPRTC": "/nowhere", "FOVEA_PACK": "amd.pack"}
+        result = self.run_with("explain", "--seqlen-q", "64", "--num-heads-q", "1", "--head-dim", "64", "--dtype", "f32",
+                               "--device", "rocm", **without)
+        self.assertIn("kernel pack amd.pack", result.stdout)
+
     def test_doctor_names_every_piece(self):
         report = self.cuda(FOVEA_NVRTC="/nowhere")
         self.assertIn("/nowhere", report["compiler"]["reason"])

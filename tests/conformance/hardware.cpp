@@ -74,7 +74,7 @@ bool has_instructions(const Case& one, jit::Architecture architecture) {
 /// The kernels of the cases, by unit.
 std::map<std::string, jit::Cubin> compile(const std::map<std::string, Unit>& units,
                                           jit::Architecture architecture) {
-  jit::Compiler compiler(jit::default_nvrtc_search(), all_text());
+  jit::Compiler compiler(jit::default_search(jit::CompilerKind::nvrtc), all_text());
   std::map<std::string, std::future<jit::Cubin>> cubins;
   for (const auto& [name, unit] : units) {
     cubins[name] = std::async(std::launch::async, [&, name = name, &text = unit.text] {
@@ -95,7 +95,7 @@ std::map<std::string, Unit> units_of(const std::vector<Case>& cases) {
 class Hardware : public Backend {
  public:
   Hardware()
-      : context_(driver::process_context(0)),
+      : context_(driver::process_context(Device::cuda())),
         scope_(context_),
         stream_(context_),
         in_(context_, kBufferBytes),

@@ -154,7 +154,7 @@ TEST_F(GpuDecode, ACapturedStepServesOtherLengths) {
   CacheMemory memory(problem);
   DeviceCall call(memory.args());
   attention_decode(call.args);  // loads the kernels, which a capture must not
-  const cuda::driver::DeviceContext& context = cuda::driver::process_context(0);
+  const cuda::driver::DeviceContext& context = cuda::driver::process_context(Device::cuda());
   const std::size_t bytes = decode_workspace_bytes(call.args, 0);
   DeviceMemory workspace(context, bytes);
   call.args.workspace = {static_cast<std::byte*>(workspace.data()), bytes};

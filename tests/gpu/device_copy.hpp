@@ -38,7 +38,8 @@ struct DeviceCopy {
   DeviceMemory memory;
 
   explicit DeviceCopy(const TensorBytes& bytes)
-      : host(bytes), memory(cuda::driver::process_context(0), bytes.size + 2 * kAlignment) {
+      : host(bytes),
+        memory(cuda::driver::process_context(Device::cuda()), bytes.size + 2 * kAlignment) {
     copy_to_device();
   }
 

@@ -43,7 +43,7 @@ constexpr Generation kTuring{.major = 7, .minor = 5};
 /// Newer devices run the kernels of older ones too: a device of this compute capability and the size of ours; as Turing
 /// with its shared memory, which decides on tiles.
 cuda::DeviceTraits traits_as(const Generation& generation) {
-  cuda::DeviceTraits device = cuda::traits_of(cuda::driver::process_context(0).info());
+  cuda::DeviceTraits device = cuda::traits_of(cuda::driver::process_context(Device::cuda()).info());
   device.major = generation.major;
   device.minor = generation.minor;
   if (generation.major == kTuring.major) {
@@ -55,7 +55,8 @@ cuda::DeviceTraits traits_as(const Generation& generation) {
 }
 
 cuda::ForwardPlan loaded(cuda::ForwardPlan plan) {
-  cuda::ForwardLadder::load(cuda::jit::process_loader(), cuda::driver::process_context(0), plan);
+  cuda::ForwardLadder::load(cuda::jit::process_loader(),
+                            cuda::driver::process_context(Device::cuda()), plan);
   return plan;
 }
 
@@ -68,7 +69,7 @@ cuda::ForwardPlan plan_as(const ForwardProblem& problem, const Generation& gener
 
 void run_plan(const ForwardProblem& problem, const cuda::ForwardPlan& plan,
               const AttentionForward& args, const GrownCache* cache) {
-  DeviceMemory workspace(cuda::driver::process_context(0), plan.workspace_bytes + 1);
+  DeviceMemory workspace(cuda::driver::process_context(Device::cuda()), plan.workspace_bytes + 1);
   workspace.fill(0xFF, Stream(nullptr));
   cuda::attention_forward(problem, plan, args, workspace.data(), nullptr, cache);
 }
@@ -86,7 +87,7 @@ void run_as(const Generation& generation, const AttentionForward& args) {
 /// Turing's too, which has no recipes.
 std::vector<Generation> generations(const Case& problem) {
   std::vector<Generation> all = {{.major = 8}};
-  if (cuda::driver::process_context(0).info().compute_capability_major == 9) {
+  if (cuda::driver::process_context(Device::cuda()).info().compute_capability_major == 9) {
     all.push_back({.major = 9});
     all.push_back({.major = 9, .takes_short = false});
   }
@@ -143,7 +144,7 @@ TEST_P(GpuFeatures, EqualTheOracleWithRoundedOperands) {
 /// Whose kernels multiply codes of probabilities here: by mma.sync as on 8.9, where this GPU has such products; on
 /// Hopper by its own too.
 std::vector<Generation> generations_of_e4m3() {
-  const cuda::DeviceTraits device = cuda::traits_of(cuda::driver::process_context(0).info());
+  const cuda::DeviceTraits device = cuda::traits_of(cuda::driver::process_context(Device::cuda()).info());
   std::vector<Generation> all;
   if (device.compute_capability() >= 89) all.push_back({.major = 8, .minor = 9});
   if (device.major == 9) all.push_back({.major = 9});
@@ -247,7 +248,7 @@ TEST_F(Gpu, PairsOfFeatures) {
 class Shifted {
  public:
   Shifted(const TensorSpec& spec, std::uint64_t stream, std::size_t shift)
-      : memory_(cuda::driver::process_context(0), num_bytes(spec) + 256),
+      : memory_(cuda::driver::process_context(Device::cuda()), num_bytes(spec) + 256),
         spec_(spec),
         shift_(2 * shift) {
     std::vector<std::uint16_t> host(static_cast<std::size_t>(spec.num_elements()));
@@ -302,12 +303,12 @@ TEST_F(Gpu, TensorsOfOnePlanStartAnywhere) {
           .q = q.view(), .k = k.view(), .v = v.view(), .out = out.view(), .mask = causal()};
       if (moved == 0) {
         const ForwardProblem problem = validate(problem_of(args), "test");
-        const cuda::ForwardPlan chosen =
-            cuda::choose_forward(problem, cuda::traits_of(cuda::driver::process_context(0).info()));
+        const cuda::ForwardPlan chosen = cuda::choose_forward(
+            problem, cuda::traits_of(cuda::driver::process_context(Device::cuda()).info()));
         run_plan(problem, loaded(chosen.unaligned ? chosen.unaligned->plan() : chosen), args,
                  nullptr);
       } else {
-        const DeviceMemory workspace(cuda::driver::process_context(0),
+        const DeviceMemory workspace(cuda::driver::process_context(Device::cuda()),
                                      served.workspace_bytes() + 1);
         args.workspace = {static_cast<std::byte*>(workspace.data()), served.workspace_bytes()};
         served.run(args);
@@ -328,7 +329,7 @@ class GpuShort : public Gpu {
   void SetUp() override {
     Gpu::SetUp();
     if (IsSkipped()) return;
-    if (cuda::driver::process_context(0).info().compute_capability_major != 9)
+    if (cuda::driver::process_context(Device::cuda()).info().compute_capability_major != 9)
       GTEST_SKIP() << "the device is not of sm_90";
   }
 };
@@ -453,7 +454,7 @@ class GpuFewRows : public Gpu {
   void SetUp() override {
     Gpu::SetUp();
     if (IsSkipped()) return;
-    if (cuda::driver::process_context(0).info().compute_capability_major < 9)
+    if (cuda::driver::process_context(Device::cuda()).info().compute_capability_major < 9)
       GTEST_SKIP() << "the device is older than sm_90";
   }
 };

@@ -3,38 +3,60 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <utility>
 
 #include "fovea/error.hpp"
 
 namespace fovea::cuda::driver {
+namespace {
+
+/// Of HIP. None is null, which is said of a thread without a context.
+ContextHandle handle_of(DeviceHandle device) {
+  return reinterpret_cast<ContextHandle>(static_cast<std::uintptr_t>(device) + 1);
+}
+
+}  // namespace
 
 DeviceContext::DeviceContext(const Driver& driver, int index)
     : driver_(driver), info_(driver.device(index)) {
   driver_.check(api().device_get(&device_, index), "cuDeviceGet");
+  if (driver_.is_hip()) {
+    handle_ = handle_of(device_);
+    return;
+  }
   driver_.check(api().primary_context_retain(&handle_, device_), "cuDevicePrimaryCtxRetain",
                 info_.name);
 }
 
 DeviceContext::~DeviceContext() {
-  if (driver_.is_usable()) api().primary_context_release(device_);
+  if (!driver_.is_hip() && driver_.is_usable()) api().primary_context_release(device_);
 }
 
-DeviceContext& process_context(int index) {
+DeviceContext& process_context(Device device) {
   static std::mutex mutex;
   // Never destroyed, as the process's driver is not.
-  static auto* const contexts = new std::unordered_map<int, std::unique_ptr<DeviceContext>>();
+  static auto* const contexts =
+      new std::map<std::pair<Device::Kind, int>, std::unique_ptr<DeviceContext>>();
   const std::lock_guard lock(mutex);
-  auto& context = (*contexts)[index];
-  if (context == nullptr) context = std::make_unique<DeviceContext>(process_driver(), index);
+  auto& context = (*contexts)[{device.kind, device.index}];
+  if (context == nullptr)
+    context = std::make_unique<DeviceContext>(process_driver(device.kind), device.index);
   return *context;
 }
 
 namespace {
 
+int current_device(const DeviceContext& context) {
+  int index = 0;
+  context.driver().check(context.api().current_device(&index), "hipGetDevice");
+  return index;
+}
+
 ContextHandle current_context(const DeviceContext& context) {
+  if (context.driver().is_hip()) return handle_of(current_device(context));
   ContextHandle current = nullptr;
   context.driver().check(context.api().context_get_current(&current), "cuCtxGetCurrent");
   return current;
@@ -68,24 +90,37 @@ ContextScope::ContextScope(const DeviceContext& context) : context_(context) {
 ContextScope::ContextScope(const DeviceContext& context, StreamHandle stream) : context_(context) {
   const ContextHandle current = current_context(context);
   if (current == context.handle()) return;
-  if (current != nullptr && is_in_green_context(context)) return;
-  if (current != nullptr && is_default(stream) && is_in_context_of(context)) {
-    throw DeviceError(fmt::format(
-        "the default stream is of another context than the primary one of {}, which kernels run "
-        "in; name a stream of that, or make it current",
-        context.info().name));
+  if (current != nullptr && !context.driver().is_hip()) {
+    if (is_in_green_context(context)) return;
+    if (is_default(stream) && is_in_context_of(context)) {
+      throw DeviceError(fmt::format(
+          "the default stream is of another context than the primary one of {}, which kernels run "
+          "in; name a stream of that, or make it current",
+          context.info().name));
+    }
   }
   push();
 }
 
 void ContextScope::push() {
-  context_.driver().check(context_.api().context_push(context_.handle()), "cuCtxPushCurrent");
+  const Driver& driver = context_.driver();
+  if (driver.is_hip()) {
+    previous_device_ = current_device(context_);
+    driver.check(context_.api().set_device(context_.device()), "hipSetDevice");
+  } else {
+    driver.check(context_.api().context_push(context_.handle()), "cuCtxPushCurrent");
+  }
   is_pushed_ = true;
 }
 
 ContextScope::~ContextScope() {
+  if (!is_pushed_ || !context_.driver().is_usable()) return;
   ContextHandle popped = nullptr;
-  if (is_pushed_ && context_.driver().is_usable()) context_.api().context_pop(&popped);
+  if (context_.driver().is_hip()) {
+    context_.api().set_device(previous_device_);
+  } else {
+    context_.api().context_pop(&popped);
+  }
 }
 
 }  // namespace fovea::cuda::driver

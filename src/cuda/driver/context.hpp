@@ -1,6 +1,8 @@
-// A device's primary context: shared with the CUDA runtime, so that tensors of PyTorch and JAX are
-// ours to read. Read module.hpp next.
+// A device's primary context: shared with the CUDA runtime, so that tensors of PyTorch and JAX are ours to read. HIP
+// has none: there the current device is set, and a handle is its number and one. Read module.hpp next.
 #pragma once
+
+#include "fovea/error.hpp"
 
 #include "cuda/driver/driver.hpp"
 
@@ -28,8 +30,8 @@ class DeviceContext {
   ContextHandle handle_ = nullptr;
 };
 
-/// The process's context of a device, made at the first call and kept.
-DeviceContext& process_context(int index);
+/// The process's context of a GPU, made at the first call and kept.
+DeviceContext& process_context(Device device);
 
 /// Makes a context the calling thread's for a scope; a few nanoseconds where it already is.
 class ContextScope {
@@ -48,6 +50,20 @@ class ContextScope {
 
   const DeviceContext& context_;
   bool is_pushed_ = false;
+  int previous_device_ = 0;  // of HIP
 };
+
+/// Gives something of a context back, in a destructor: nothing is done where the driver has shut down, which has freed
+/// it, or in a forked child, whose it is not.
+template <typename GiveBack>
+void give_back_in(const DeviceContext& context, const GiveBack& give_back) {
+  if (!context.driver().is_usable()) return;
+  try {
+    const ContextScope scope(context);
+    give_back(context.api());
+  } catch (const DeviceError&) {
+    return;
+  }
+}
 
 }  // namespace fovea::cuda::driver

@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "core/check.hpp"
+
 namespace fovea::cuda::driver {
 namespace {
 
@@ -33,6 +35,7 @@ void remember_capture(const Function& function, StreamHandle stream) {
 }  // namespace
 
 std::string describe_foreign(const DeviceContext& context, Stream stream) {
+  if (context.driver().is_hip()) return "";  // whose streams are devices'
   ContextHandle found = nullptr;
   const Result result = context.api().stream_context(stream.handle(), &found);
   if (result == kSuccess && found == context.handle()) return "";
@@ -42,8 +45,11 @@ std::string describe_foreign(const DeviceContext& context, Stream stream) {
       context.info().name);
 }
 
-void launch(const LaunchConfig& config, const Function& function, void** params) {
-  if (is_empty(config.grid)) return;
+namespace {
+
+/// With clusters and early starts, which HIP has not.
+Result launch_with_attributes(const Api& api, const LaunchConfig& config, FunctionHandle function,
+                              void** params) {
   std::array<LaunchAttribute, 2> attributes{};
   unsigned num_attributes = 0;
   if (!is_one(config.cluster)) {
@@ -66,9 +72,27 @@ void launch(const LaunchConfig& config, const Function& function, void** params)
                             .stream = config.stream.handle(),
                             .attributes = attributes.data(),
                             .num_attributes = num_attributes};
+  return api.launch(&raw, function, params, nullptr);
+}
+
+Result launch_plain(const Api& api, const LaunchConfig& config, FunctionHandle function,
+                    void** params) {
+  FOVEA_ASSERT(is_one(config.cluster) && !config.is_pdl);
+  return api.launch_plain(function, config.grid.x, config.grid.y, config.grid.z, config.block.x,
+                          config.block.y, config.block.z, config.shared_bytes,
+                          config.stream.handle(), params, nullptr);
+}
+
+}  // namespace
+
+void launch(const LaunchConfig& config, const Function& function, void** params) {
+  if (is_empty(config.grid)) return;
   const DeviceContext& context = *function.context;
   const ContextScope scope(context, config.stream.handle());
-  const Result result = context.api().launch(&raw, function.handle, params, nullptr);
+  const Result result =
+      context.driver().is_hip()
+          ? launch_plain(context.api(), config, function.handle, params)
+          : launch_with_attributes(context.api(), config, function.handle, params);
   if (result != kSuccess) {
     context.driver().check(result, "cuLaunchKernelEx",
                            describe_foreign(context, config.stream) + describe(config, function));

@@ -51,15 +51,10 @@ Module::Module(const DeviceContext& context, std::span<const std::byte> image,
 }
 
 Module::~Module() {
-  // A driver that has shut down has no context to push, and has freed the module.
-  ContextHandle popped = nullptr;
-  if (!context_.driver().is_usable() || context_.api().context_push(context_.handle()) != kSuccess)
-    return;
-  {
-    const RelaxedCapture relaxed(context_.api());
-    context_.api().module_unload(handle_);
-  }
-  context_.api().context_pop(&popped);
+  give_back_in(context_, [&](const Api& api) {
+    const RelaxedCapture relaxed(api);
+    api.module_unload(handle_);
+  });
 }
 
 Function Module::function(const std::string& name) const {
@@ -80,6 +75,7 @@ Function Module::function(const std::string& name) const {
   function.local_bytes = attribute(FunctionAttribute::local_bytes);
   function.static_shared_bytes = attribute(FunctionAttribute::static_shared_bytes);
   function.max_threads_per_cta = attribute(FunctionAttribute::max_threads_per_cta);
+  if (driver.is_hip()) return function;  // takes what there is, unasked
   const int dynamic_bytes = context_.info().shared_bytes_per_cta - function.static_shared_bytes;
   driver.check(api.function_set_attribute(
                    function.handle, FunctionAttribute::max_dynamic_shared_bytes, dynamic_bytes),

@@ -34,11 +34,8 @@ DeviceMemory::DeviceMemory(const DeviceContext& context, std::size_t bytes)
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (pointer_ == 0 || !context_->driver().is_usable()) return;
-  ContextHandle popped = nullptr;
-  if (context_->api().context_push(context_->handle()) != kSuccess) return;
-  context_->api().memory_free(pointer_);
-  context_->api().context_pop(&popped);
+  if (pointer_ == 0) return;
+  give_back_in(*context_, [&](const Api& api) { api.memory_free(pointer_); });
 }
 
 void DeviceMemory::fill(unsigned char value, Stream stream) {
@@ -122,7 +119,7 @@ Graph::Graph(const DeviceContext& context, const std::function<void(Stream)>& en
   driver.check(api.stream_end_capture(stream.get().handle(), &graph), "cuStreamEndCapture");
   const Result result = api.graph_instantiate(&handle_, graph, 0);
   api.graph_destroy(graph);
-  driver.check(result, "cuGraphInstantiate");
+  driver.check(result, "cuGraphInstantiateWithFlags");
 }
 
 Graph::~Graph() {

@@ -4,8 +4,8 @@
 
 namespace fovea::cuda::driver {
 
-StreamMemory::StreamMemory(int device_index, std::size_t bytes, void* stream)
-    : context_(process_context(device_index)), stream_(stream) {
+StreamMemory::StreamMemory(Device device, std::size_t bytes, void* stream)
+    : context_(process_context(device)), stream_(stream) {
   const ContextScope scope(context_, stream_.handle());
   const Result result = context_.api().memory_allocate_async(&pointer_, bytes, stream_.handle());
   if (result == kSuccess) return;
@@ -16,11 +16,8 @@ StreamMemory::StreamMemory(int device_index, std::size_t bytes, void* stream)
 }
 
 StreamMemory::~StreamMemory() {
-  ContextHandle popped = nullptr;
-  if (!context_.driver().is_usable() || context_.api().context_push(context_.handle()) != kSuccess)
-    return;
-  context_.api().memory_free_async(pointer_, stream_.handle());
-  context_.api().context_pop(&popped);
+  give_back_in(context_,
+               [&](const Api& api) { api.memory_free_async(pointer_, stream_.handle()); });
 }
 
 void StreamMemory::copy_from(std::span<const std::byte> host) {

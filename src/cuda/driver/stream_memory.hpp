@@ -13,7 +13,7 @@ namespace fovea::cuda::driver {
 class StreamMemory {
  public:
   /// On the process's context of the device; 256-byte aligned. Throws DeviceError where there is not so much.
-  StreamMemory(int device_index, std::size_t bytes, void* stream);
+  StreamMemory(Device device, std::size_t bytes, void* stream);
   /// Work enqueued before may still use it: the driver waits for the stream, not the host.
   ~StreamMemory();
   StreamMemory(const StreamMemory&) = delete;

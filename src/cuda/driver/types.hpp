@@ -1,7 +1,8 @@
-// The few types of the driver's binary interface that Fovea uses, declared by us so that no toolkit
+// The few types of the drivers' binary interface that Fovea uses, declared by us so that no toolkit
 // is needed to build. Read api.hpp next.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace fovea::cuda::driver {
@@ -64,6 +65,32 @@ enum class FunctionAttribute : int {
   max_dynamic_shared_bytes = 8,
   is_non_portable_cluster_allowed = 14,
 };
+
+/// hipDeviceProp_tR0600, the properties of a device since ROCm 6: members that are asked for, at their places, and room
+/// for what later releases add.
+struct HipProperties {
+  char name[256];
+  char before_memory[32];
+  std::size_t memory_bytes;          // totalGlobalMem
+  std::size_t shared_bytes_per_cta;  // sharedMemPerBlock
+  int registers_per_cta;
+  int warp_lanes;
+  char before_num_sms[76];
+  int num_sms;  // CUs: multiProcessorCount
+  char before_l2[224];
+  int l2_bytes;
+  char before_shared[20];
+  std::size_t shared_bytes_per_sm;  // sharedMemPerMultiprocessor
+  int registers_per_sm;
+  char before_architecture[508];
+  char architecture[256];  // gcnArchName, "gfx942:sramecc+:xnack-"
+  char after[2680];
+};
+static_assert(offsetof(HipProperties, memory_bytes) == 288 &&
+              offsetof(HipProperties, warp_lanes) == 308 &&
+              offsetof(HipProperties, num_sms) == 388 && offsetof(HipProperties, l2_bytes) == 616 &&
+              offsetof(HipProperties, shared_bytes_per_sm) == 640 &&
+              offsetof(HipProperties, architecture) == 1160 && sizeof(HipProperties) == 4096);
 
 /// CUtensorMap.
 struct alignas(64) TensorMap {

@@ -69,7 +69,7 @@ enum class Machines : std::uint8_t { nvidia, amd, nvidia_and_amd };
 /// Devices before the first that has a kernel's instructions.
 std::optional<Refusal> refuses_before(jit::Architecture first, const DeviceTraits& device);
 /// Of copies that land by themselves, products of 16 elements of depth, products of codes.
-inline constexpr jit::Architecture kFirstOfSm80{8, 0};
+inline constexpr jit::Architecture kFirstOfSm80{.major = 8, .minor = 0};
 
 /// What none of them takes; those on tensor cores; and those of them whose registers hold a row of O.
 std::optional<Refusal> refuses_any(const ForwardProblem& problem, const DeviceTraits& device,

@@ -9,16 +9,18 @@
 
 #include "fovea/error.hpp"
 
+#include "cuda/jit/code_object.hpp"
+
 namespace fovea::cuda::jit {
 namespace {
 
 // What the compiler calls the unit in its messages.
 constexpr std::string_view kUnitName = "fovea_kernel.cu";
 
-/// A program of NVRTC, destroyed with its scope.
+/// A program of the library, destroyed with its scope.
 class Program {
  public:
-  Program(const NvrtcApi& api, const std::string& text, std::span<const SourceFile> headers)
+  Program(const CompilerApi& api, const std::string& text, std::span<const SourceFile> headers)
       : api_(api) {
     std::vector<const char*> texts, names;
     for (const SourceFile& header : headers) {
@@ -27,7 +29,7 @@ class Program {
     }
     check(api.create_program(&program_, text.c_str(), kUnitName.data(),
                              static_cast<int>(headers.size()), texts.data(), names.data()),
-          "nvrtcCreateProgram");
+          "creating a program");
   }
   ~Program() { api_.destroy_program(&program_); }
   Program(const Program&) = delete;
@@ -40,13 +42,13 @@ class Program {
     return api_.compile_program(program_, static_cast<int>(pointers.size()), pointers.data());
   }
 
-  std::string log() { return read(api_.log_size, api_.log, "nvrtcGetProgramLog"); }
-  std::string ptx() { return read(api_.ptx_size, api_.ptx, "nvrtcGetPTX"); }
-  std::vector<std::byte> cubin() {
+  std::string log() { return read(api_.log_size, api_.log, "reading the log"); }
+  std::string ptx() { return read(api_.ptx_size, api_.ptx, "reading PTX"); }
+  std::vector<std::byte> image() {
     std::size_t bytes = 0;
-    check(api_.cubin_size(program_, &bytes), "nvrtcGetCUBINSize");
+    check(api_.image_size(program_, &bytes), "sizing the image");
     std::vector<std::byte> image(bytes);
-    check(api_.cubin(program_, reinterpret_cast<char*>(image.data())), "nvrtcGetCUBIN");
+    check(api_.image(program_, reinterpret_cast<char*>(image.data())), "reading the image");
     return image;
   }
 
@@ -55,8 +57,8 @@ class Program {
     if (result != 0) throw CompileError(fmt::format("{}: {}", call, api_.error_string(result)));
   }
 
-  using Size = int (*)(NvrtcApi::Program, std::size_t*);
-  using Text = int (*)(NvrtcApi::Program, char*);
+  using Size = int (*)(CompilerApi::Program, std::size_t*);
+  using Text = int (*)(CompilerApi::Program, char*);
   std::string read(Size size, Text text, const char* call) {
     std::size_t bytes = 0;
     check(size(program_, &bytes), call);
@@ -66,8 +68,8 @@ class Program {
     return result;
   }
 
-  const NvrtcApi& api_;
-  NvrtcApi::Program program_ = nullptr;
+  const CompilerApi& api_;
+  CompilerApi::Program program_ = nullptr;
 };
 
 /// The first error of a log, and the line of text that it points to.
@@ -77,20 +79,37 @@ struct FirstError {
   std::string words;  // "identifier "x" is undefined"
 };
 
-/// From a line as "ptx/mma.cuh(17): error: identifier ...".
-std::optional<FirstError> first_error(const std::string& log) {
-  constexpr std::string_view kMark = "): error: ";
-  const std::size_t mark = log.find(kMark);
-  if (mark == std::string::npos) return std::nullopt;
-  const std::size_t open = log.rfind('(', mark);
+/// What stands around the line's number in the words of a compiler: "ptx/mma.cuh(17): error: identifier ..." of NVRTC,
+/// "ptx/mma.cuh:17:5: error: use of ..." of clang, which is in hipRTC.
+struct ErrorStyle {
+  std::string_view mark;
+  char before_number;
+};
+
+std::optional<FirstError> first_error(std::string_view log, const ErrorStyle& style) {
+  const std::size_t mark = log.find(style.mark);
+  if (mark == std::string_view::npos) return std::nullopt;
   const std::size_t begin = log.rfind('\n', mark) + 1;  // npos + 1 is the log's begin
-  if (open == std::string::npos || open < begin) return std::nullopt;
+  std::string_view place = log.substr(begin, mark - begin);
+  if (style.before_number == ':') place = place.substr(0, place.rfind(':'));  // without the column
+  const std::size_t open = place.rfind(style.before_number);
+  if (open == std::string_view::npos) return std::nullopt;
   FirstError error;
-  error.file = log.substr(begin, open - begin);
-  std::from_chars(log.data() + open + 1, log.data() + mark, error.line);
-  const std::size_t words = mark + kMark.size();
+  error.file = place.substr(0, open);
+  std::from_chars(place.data() + open + 1, place.data() + place.size(), error.line);
+  const std::size_t words = mark + style.mark.size();
   error.words = log.substr(words, log.find('\n', words) - words);
   return error;
+}
+
+std::optional<FirstError> first_error(const std::string& log) {
+  if (auto error = first_error(log, {.mark = "): error: ", .before_number = '('})) return error;
+  return first_error(log, {.mark = ": error: ", .before_number = ':'});
+}
+
+/// hipRTC names files by the folder that it has written them to.
+bool is_named(const FirstError& error, std::string_view file) {
+  return error.file == file || error.file.ends_with("/" + std::string(file));
 }
 
 std::string_view line_of(std::string_view text, int number) {
@@ -107,11 +126,16 @@ std::string describe_failure(const std::string& log, const char* result, const K
                              const DeviceText& device_text) {
   const std::optional<FirstError> error = first_error(log);
   if (!error) return fmt::format("{}\n{}", result, log);
-  std::string_view source = error->file == kUnitName ? std::string_view(text.unit) : "";
-  for (const SourceFile& file : device_text.files) {
-    if (error->file == file.name) source = file.text;
-  }
-  return fmt::format("{}:{}: {}, in '{}'\n{}", error->file, error->line, error->words,
+  std::string_view name = error->file, source;
+  const auto compare = [&](std::string_view file, std::string_view content) {
+    if (!is_named(*error, file)) return;
+    name = file;
+    source = content;
+  };
+  compare(kUnitName, text.unit);
+  compare("CompileSource", text.unit);  // of ROCm 5, whatever name it was given
+  for (const SourceFile& file : device_text.files) compare(file.name, file.text);
+  return fmt::format("{}:{}: {}, in '{}'\n{}", name, error->line, error->words,
                      line_of(source, error->line), log);
 }
 
@@ -133,45 +157,66 @@ int number_before(std::string_view line, std::string_view words) {
   return number;
 }
 
-/// "release 13.0, V13.0.88" -> "13.0.88".
-std::optional<std::string> version_in(std::string_view ptx) {
+/// "release 13.0, V13.0.88" -> "13.0.88"; empty where it is not there.
+std::string version_in(std::string_view ptx) {
   constexpr std::string_view kMark = ", V";
   const std::size_t release = ptx.find("release ");
-  if (release == std::string_view::npos) return std::nullopt;
+  if (release == std::string_view::npos) return {};
   const std::size_t mark = ptx.find(kMark, release);
-  if (mark == std::string_view::npos) return std::nullopt;
+  if (mark == std::string_view::npos) return {};
   const std::string_view rest = ptx.substr(mark + kMark.size());
   return std::string(rest.substr(0, rest.find_first_not_of("0123456789.")));
 }
 
+/// Makes hipRTC write what its clang calls itself, and fail: words of what succeeds may be kept from the log.
+constexpr std::string_view kVersionMark = "fovea: clang ";
+constexpr const char* kVersionUnit =
+    "#pragma message(\"fovea: clang \" __clang_version__)\n#error nothing to compile\n";
+
+/// "18.0.0git" of such words; empty where it is not there.
+std::string clang_version_in(const std::string& log) {
+  const std::size_t mark = log.find(kVersionMark);
+  if (mark == std::string::npos) return {};
+  const std::string_view rest = std::string_view(log).substr(mark + kVersionMark.size());
+  return std::string(rest.substr(0, rest.find_first_of(" \n")));
+}
+
 }  // namespace
 
-Compiler::Compiler(NvrtcSearch search, DeviceText device_text)
+Compiler::Compiler(CompilerSearch search, DeviceText device_text)
     : search_(std::move(search)), device_text_(device_text) {}
 
 const std::optional<std::string>& Compiler::file() {
-  std::call_once(search_once_, [&] { file_ = find_nvrtc_file(search_); });
+  std::call_once(search_once_, [&] { file_ = find_compiler_file(search_); });
   return file_;
 }
 
-const Nvrtc& Compiler::nvrtc() {
-  std::call_once(open_once_, [&] { nvrtc_ = std::make_unique<Nvrtc>(search_, file()); });
-  return *nvrtc_;
+const CompilerLibrary& Compiler::library() {
+  std::call_once(open_once_,
+                 [&] { library_ = std::make_unique<CompilerLibrary>(search_, file()); });
+  return *library_;
 }
 
 const std::string& Compiler::version() {
   std::call_once(version_once_, [&] {
-    Program program(nvrtc().api(), "", {});
-    if (program.compile({"--gpu-architecture=compute_80"}) == 0) {
-      if (const auto found = version_in(program.ptx())) version_ = *found;
+    const CompilerApi& api = library().api();
+    if (search_.kind == CompilerKind::nvrtc) {
+      Program program(api, "", {});
+      if (program.compile({"--gpu-architecture=compute_80"}) == 0)
+        version_ = version_in(program.ptx());
+    } else {
+      Program program(api, kVersionUnit, {});
+      const Architecture oldest{.major = 0, .minor = 0, .gfx = amd_targets().front().gfx};
+      program.compile({"--offload-arch=" + oldest.name()});
+      version_ = clang_version_in(program.log());
     }
-    if (version_.empty()) version_ = fmt::format("{}.{}", nvrtc().major(), nvrtc().minor());
+    if (version_.empty()) version_ = fmt::format("{}.{}", library().major(), library().minor());
   });
   return version_;
 }
 
-std::vector<Architecture> Compiler::architectures() {
-  const NvrtcApi& api = nvrtc().api();
+std::vector<Architecture> Compiler::nvidia_architectures() {
+  const CompilerApi& api = library().api();
   int count = 0;
   if (api.num_architectures(&count) != 0) return {};
   std::vector<int> numbers(static_cast<std::size_t>(count));
@@ -185,16 +230,27 @@ std::vector<Architecture> Compiler::architectures() {
   return result;
 }
 
+std::vector<Architecture> Compiler::architectures() {
+  if (search_.kind == CompilerKind::nvrtc) return nvidia_architectures();
+  int clang = 0;
+  std::from_chars(version().data(), version().data() + version().size(), clang);
+  std::vector<Architecture> result;
+  for (const AmdTarget& target : amd_targets()) {
+    if (target.first_clang <= clang) result.push_back({.major = 0, .minor = 0, .gfx = target.gfx});
+  }
+  return result;
+}
+
 std::string Compiler::why_not(Architecture architecture) {
-  if (!nvrtc().is_present()) return nvrtc().why_absent();
+  if (!library().is_present()) return library().why_absent();
   const std::vector<Architecture> known = architectures();
   if (std::find(known.begin(), known.end(), architecture) != known.end()) return "";
-  return fmt::format("NVRTC {}.{} does not know {}; {} may be older than the device",
-                     nvrtc().major(), nvrtc().minor(), architecture.name(), nvrtc().path());
+  return fmt::format("{} {} does not know {}; {} may be older than the device", name(), version(),
+                     architecture.name(), library().path());
 }
 
 Cubin Compiler::compile(const KernelText& text, Architecture architecture) {
-  const NvrtcApi& api = nvrtc().api();
+  const CompilerApi& api = library().api();
   if (const std::string why = why_not(architecture); !why.empty()) throw Unsupported(why);
   ++num_compiles_;
   const std::int64_t start_ms = thread_cpu_ms();
@@ -206,12 +262,18 @@ Cubin Compiler::compile(const KernelText& text, Architecture architecture) {
         fmt::format("kernel {} for {} does not compile: {}", text.label, architecture.name(),
                     describe_failure(log, api.error_string(result), text, device_text_)));
   }
-  Cubin cubin{.image = program.cubin(), .report = parse_report(log)};
+  Cubin cubin;
+  cubin.image = program.image();
+  // hipRTC's words tell no registers.
+  cubin.report =
+      architecture.is_amd() ? report_of(read_code_object(cubin.image)) : parse_report(log);
+  cubin.report.log = log;
   cubin.report.compile_ms = static_cast<int>(thread_cpu_ms() - start_ms);
   return cubin;
 }
 
 std::vector<std::string> compile_options(Architecture architecture) {
+  if (architecture.is_amd()) return {"--offload-arch=" + architecture.name(), "-std=c++20", "-O3"};
   return {"--gpu-architecture=" + architecture.name(), "--std=c++20",
           "-default-device",      // functions without a mark are the device's
           "-no-source-include",   // nothing of the folder that the program was started in

@@ -1,5 +1,5 @@
-// Text in, cubin out: one unit, its headers from memory, NVRTC in this process. Needs no GPU. Read
-// loader.hpp for the caches before it.
+// Text in, cubin or code object out: one unit, its headers from memory, NVRTC or hipRTC in this process. Needs no GPU.
+// Read loader.hpp for the caches before it.
 #pragma once
 
 #include <atomic>
@@ -10,25 +10,28 @@
 #include <string>
 #include <vector>
 
+#include "cuda/jit/compiler_library.hpp"
 #include "cuda/jit/cubin.hpp"
 #include "cuda/jit/device_text.hpp"
-#include "cuda/jit/nvrtc.hpp"
 
 namespace fovea::cuda::jit {
 
 class Compiler {
  public:
-  /// Opens nothing: NVRTC is opened by the first call that needs it.
-  explicit Compiler(NvrtcSearch search = default_nvrtc_search(),
+  /// Opens nothing: the library is opened by the first call that needs it.
+  explicit Compiler(CompilerSearch search = default_search(CompilerKind::nvrtc),
                     DeviceText device_text = embedded_device_text());
 
-  /// Throws CompileError with the place in the unit and the log, Unsupported where NVRTC is missing or
+  /// Throws CompileError with the place in the unit and the log, Unsupported where the library is missing or
   /// does not know the architecture. Thread safe.
   Cubin compile(const KernelText& text, Architecture architecture);
 
   /// The compiler, opened now.
-  const Nvrtc& nvrtc();
-  /// "13.0.88": with the release that its version function hides, read from what it writes.
+  const CompilerLibrary& library();
+  /// "NVRTC", "hipRTC".
+  const char* name() const { return name_of(search_.kind); }
+  /// "13.0.88", or of hipRTC its clang's, "20.0.0git": read from what it writes, since its version function hides the
+  /// one's release and the other's all.
   const std::string& version();
   /// What it can compile for, ascending.
   std::vector<Architecture> architectures();
@@ -42,12 +45,14 @@ class Compiler {
   std::int64_t num_compiles() const { return num_compiles_.load(); }
 
  private:
-  NvrtcSearch search_;
+  std::vector<Architecture> nvidia_architectures();
+
+  CompilerSearch search_;
   DeviceText device_text_;
   std::atomic<std::int64_t> num_compiles_ = 0;
   std::once_flag search_once_, open_once_, version_once_;
   std::optional<std::string> file_;
-  std::unique_ptr<Nvrtc> nvrtc_;
+  std::unique_ptr<CompilerLibrary> library_;
   std::string version_;
 };
 

@@ -27,7 +27,7 @@ struct CompileReport {
   int local_bytes = 0;      // stack frame, spills included
   int shared_bytes = 0;     // static
   int num_wgmma_notes = 0;  // C75xx: ptxas inserted waits or serialised wgmma
-  int compile_ms = 0;       // of a core that NVRTC took
+  int compile_ms = 0;       // of a core that the compiler took
   std::string log;          // all of the compiler's words
 };
 

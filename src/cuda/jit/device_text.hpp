@@ -1,9 +1,10 @@
-// The text of src/cuda/device, embedded in the library at build time (cmake/FoveaEmbed.cmake).
+// The text of src/cuda/device and src/cuda/amd, embedded in the library at build time (cmake/FoveaEmbed.cmake).
 #pragma once
 
 #include <span>
 #include <string_view>
 
+#include "cuda/jit/architecture.hpp"
 #include "cuda/jit/sha256.hpp"
 
 namespace fovea::cuda::jit {
@@ -20,6 +21,15 @@ struct DeviceText {
 };
 
 const DeviceText& embedded_device_text();
+
+/// The files of src/cuda/amd, which stand in the place of those of their names.
+const DeviceText& embedded_amd_twins();
+
+/// What hipRTC reads: the device text with AMD's twins in it.
+const DeviceText& amd_device_text();
+
+/// What kernels for an architecture are compiled from.
+const DeviceText& device_text_of(Architecture architecture);
 
 /// Of any files, in the order given: for tests that bring their own.
 DeviceText make_device_text(std::span<const SourceFile> files);

@@ -69,25 +69,27 @@ LoadedKernel::LoadedKernel(const driver::DeviceContext& context, const Cubin& cu
       image_bytes(static_cast<std::int64_t>(cubin.image.size())) {}
 
 Loader::Loader(LoaderOptions options)
-    : compiler_(std::move(options.nvrtc), options.device_text),
+    : nvrtc_{.compiler = Compiler(std::move(options.nvrtc), options.device_text)},
+      hiprtc_{.compiler = Compiler(std::move(options.hiprtc), amd_device_text())},
       disk_(std::move(options.disk)),
       pack_(open_pack(options.pack, why_no_pack_)),
       max_unused_(options.max_unused),
       max_unused_bytes_(options.max_unused_bytes),
       max_compiled_at_once_(options.max_compiled_at_once) {}
 
-const std::string& Loader::compiler_version() {
-  std::call_once(version_once_, [&] {
-    const std::optional<std::string>& file = compiler_.file();
+const std::string& Loader::compiler_version(Architecture architecture) {
+  Tool& tool = tool_of(architecture);
+  std::call_once(tool.once, [&] {
+    const std::optional<std::string>& file = tool.compiler.file();
     const std::optional<Sha256> stamp = file ? stamp_of(*file) : std::nullopt;
     if (const auto note = stamp ? disk_.find_note(*stamp) : std::nullopt) {
-      version_ = *note;
-    } else if (compiler_.nvrtc().is_present()) {
-      version_ = compiler_.version();
-      if (stamp) disk_.store_note(*stamp, version_);
+      tool.version = *note;
+    } else if (tool.compiler.library().is_present()) {
+      tool.version = tool.compiler.version();
+      if (stamp) disk_.store_note(*stamp, tool.version);
     }
   });
-  return version_;
+  return tool.version;
 }
 
 std::string Loader::why_nowhere(const KernelText& text, Architecture architecture,
@@ -95,19 +97,19 @@ std::string Loader::why_nowhere(const KernelText& text, Architecture architectur
   return fmt::format(
       "kernel {} for {} {}, and there is {}", text.label, architecture.name(),
       refusal.empty() ? "is in no kernel pack" : "of the kernel pack is refused: " + refusal,
-      compiler_.nvrtc().why_absent());
+      tool_of(architecture).compiler.library().why_absent());
 }
 
 Availability Loader::look_for(const KernelText& text, Architecture architecture) {
-  const Sha256 key = text_key(text, compiler_.device_text(), architecture);
+  const Sha256 key = request(text, architecture).key;
   if (pack_ != nullptr && pack_->find(key)) return {KernelSource::pack, ""};
-  const std::string& version = compiler_version();
+  const std::string& version = compiler_version(architecture);
   if (version.empty()) return {KernelSource::compiler, why_nowhere(text, architecture, "")};
   if (disk_.find(disk_key(key, version))) return {KernelSource::disk, ""};
-  return {KernelSource::compiler, compiler_.why_not(architecture)};
+  return {KernelSource::compiler, tool_of(architecture).compiler.why_not(architecture)};
 }
 
-std::string Loader::describe(KernelSource source) {
+std::string Loader::describe(KernelSource source, Architecture architecture) {
   switch (source) {
     case KernelSource::pack:
       return "kernel pack " + (pack_ != nullptr ? pack_->path() : "");
@@ -116,11 +118,13 @@ std::string Loader::describe(KernelSource source) {
     case KernelSource::compiler:
       break;
   }
-  return "NVRTC " + compiler_version();
+  return fmt::format("{} {}", tool_of(architecture).compiler.name(),
+                     compiler_version(architecture));
 }
 
-Loader::Request Loader::request(const KernelText& text, Architecture architecture) const {
-  return {&text, architecture, text_key(text, compiler_.device_text(), architecture)};
+Loader::Request Loader::request(const KernelText& text, Architecture architecture) {
+  const DeviceText& device_text = tool_of(architecture).compiler.device_text();
+  return {&text, architecture, text_key(text, device_text, architecture)};
 }
 
 template <class Take>
@@ -134,7 +138,7 @@ std::optional<std::invoke_result_t<Take, Cubin>> Loader::take_kept(const Request
       return taken;
     }
   }
-  const std::string& version = compiler_version();
+  const std::string& version = compiler_version(request.architecture);
   if (version.empty()) throw Unsupported(why_nowhere(*request.text, request.architecture, refusal));
   const Sha256 name = disk_key(request.key, version);
   if (auto entry = disk_.find(name)) {
@@ -149,10 +153,11 @@ std::optional<std::invoke_result_t<Take, Cubin>> Loader::take_kept(const Request
 }
 
 CacheEntry Loader::compile(const Request& request) {
-  return {.cubin = compiler_.compile(*request.text, request.architecture),
+  Compiler& compiler = tool_of(request.architecture).compiler;
+  return {.cubin = compiler.compile(*request.text, request.architecture),
           .label = request.text->label,
           .architecture = request.architecture.name(),
-          .compiler = compiler_version()};
+          .compiler = compiler_version(request.architecture)};
 }
 
 template <class Take>
@@ -281,7 +286,7 @@ LoaderCounts Loader::counts() const {
   return {.from_memory = from_memory_.load(),
           .from_pack = from_pack_.load(),
           .from_disk = from_disk_.load(),
-          .compiled = compiler_.num_compiles()};
+          .compiled = nvrtc_.compiler.num_compiles() + hiprtc_.compiler.num_compiles()};
 }
 
 Sha256 text_key(const KernelText& text, const DeviceText& device_text, Architecture architecture) {
@@ -296,7 +301,7 @@ Sha256 text_key(const KernelText& text, const DeviceText& device_text, Architect
 }
 
 Architecture architecture_of(const driver::DeviceInfo& info) {
-  return {info.compute_capability_major, info.compute_capability_minor};
+  return {info.compute_capability_major, info.compute_capability_minor, info.gfx};
 }
 
 Loader& process_loader() {

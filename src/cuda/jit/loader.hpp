@@ -47,8 +47,9 @@ struct LoaderCounts {
 };
 
 struct LoaderOptions {
-  NvrtcSearch nvrtc = default_nvrtc_search();
-  DeviceText device_text = embedded_device_text();
+  CompilerSearch nvrtc = default_search(CompilerKind::nvrtc);
+  CompilerSearch hiprtc = default_search(CompilerKind::hiprtc);
+  DeviceText device_text = embedded_device_text();  // of NVIDIA's GPUs
   DiskCache::Options disk = default_disk_cache();
   std::optional<std::string> pack = default_pack_path();
   // Of kernels that nobody but the loader has; images of attention kernels are 20 to 200 KB.
@@ -74,17 +75,17 @@ class Loader {
   std::vector<std::shared_ptr<const LoadedKernel>> load_all(
       std::span<const KernelText* const> texts, const driver::DeviceContext& context);
 
-  /// What `load` would do, or why it would throw Unsupported. Compiles nothing, and opens NVRTC only for what neither
+  /// What `load` would do, or why it would throw Unsupported. Compiles nothing, and opens one only for what neither
   /// pack nor disk holds.
   Availability look_for(const KernelText& text, Architecture architecture);
 
-  /// For people: "kernel pack /usr/share/fovea.pack", "disk cache", "NVRTC 13.0.88".
-  std::string describe(KernelSource source);
+  /// Of a kernel for this architecture, for people: "kernel pack fovea.pack", "disk cache", "NVRTC 13.0.88".
+  std::string describe(KernelSource source, Architecture architecture);
 
   /// The cubin alone; needs no GPU. Not kept in memory.
   Cubin cubin(const KernelText& text, Architecture architecture);
 
-  Compiler& compiler() { return compiler_; }
+  Compiler& compiler(CompilerKind kind = CompilerKind::nvrtc) { return tool_of(kind).compiler; }
   DiskCache& disk() { return disk_; }
   /// Null where there is none; why_no_pack() says why a pack that was named does not serve.
   const KernelPack* pack() const { return pack_.get(); }
@@ -101,10 +102,18 @@ class Loader {
     Architecture architecture;
     Sha256 key{};
   };
-  Request request(const KernelText& text, Architecture architecture) const;
+  Request request(const KernelText& text, Architecture architecture);
+  /// A compiler, and its version once it is known.
+  struct Tool {
+    Compiler compiler;
+    std::once_flag once{};
+    std::string version{};
+  };
+  Tool& tool_of(CompilerKind kind) { return kind == CompilerKind::nvrtc ? nvrtc_ : hiprtc_; }
+  Tool& tool_of(Architecture architecture) { return tool_of(kind_of(architecture)); }
   /// Empty where there is no compiler. Opens none whose version the disk remembers: that costs more
   /// than all else that a kernel from disk needs.
-  const std::string& compiler_version();
+  const std::string& compiler_version(Architecture architecture);
   std::string why_nowhere(const KernelText& text, Architecture architecture,
                           const std::string& refusal);
   /// What `take` makes of the nearest cubin in pack and on disk that it does not throw driver::ImageRefused for. Throws
@@ -118,7 +127,7 @@ class Loader {
   std::invoke_result_t<Take, Cubin> take_compiled(const Request& request, const CacheEntry& entry,
                                                   const Take& take);
 
-  Compiler compiler_;
+  Tool nvrtc_, hiprtc_;
   DiskCache disk_;
   std::string why_no_pack_;
   std::unique_ptr<KernelPack> pack_;
@@ -162,8 +171,6 @@ class Loader {
   mutable std::mutex mutex_;  // of slots_
   Slots slots_;
   std::int64_t num_asked_ = 0;
-  std::once_flag version_once_;
-  std::string version_;
   std::atomic<std::int64_t> from_memory_ = 0, from_pack_ = 0, from_disk_ = 0, compiled_ = 0;
 };
 

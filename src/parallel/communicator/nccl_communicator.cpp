@@ -189,7 +189,7 @@ std::unique_ptr<Communicator> join_nccl_ranks(const NcclId& id, int rank, int wo
             fmt::format("device is {}; expected a GPU, of each rank its own", to_string(device)));
   }
   return parallel::join_nccl(parallel::process_nccl(), id, rank, world_size,
-                             cuda::driver::process_context(device.index));
+                             cuda::driver::process_context(device));
 }
 
 std::unique_ptr<Communicator> use_nccl_ranks(void* nccl_comm, void* exchange_stream) {
@@ -201,9 +201,9 @@ std::unique_ptr<Communicator> use_nccl_ranks(void* nccl_comm, void* exchange_str
     throw DeviceError(
         fmt::format("use_nccl_ranks: ncclCommCuDevice failed: {}", nccl.words(result)));
   }
-  return std::make_unique<parallel::NcclCommunicator>(nccl, comm, parallel::NcclOwner::caller,
-                                                      cuda::driver::process_context(index),
-                                                      exchange_stream);
+  return std::make_unique<parallel::NcclCommunicator>(
+      nccl, comm, parallel::NcclOwner::caller, cuda::driver::process_context(Device::cuda(index)),
+      exchange_stream);
 }
 
 }  // namespace fovea

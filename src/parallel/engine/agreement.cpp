@@ -70,12 +70,12 @@ void wait_for_device(Communicator& ranks, const cuda::driver::Event& done) {
 /// By way of the communicator's device.
 void all_gather_on_device(Communicator& ranks, std::span<const std::byte> sent,
                           std::span<std::byte> received) {
-  const int index = ranks.device().index;
-  const auto& context = cuda::driver::process_context(index);
+  const Device device = ranks.device();
+  const auto& context = cuda::driver::process_context(device);
   const cuda::driver::OwnedStream stream(context);
   void* const handle = stream.get().handle();
   // Given back in the order of the stream: to free memory at once is to wait for all that the device does.
-  cuda::driver::StreamMemory from(index, sent.size(), handle), to(index, received.size(), handle);
+  cuda::driver::StreamMemory from(device, sent.size(), handle), to(device, received.size(), handle);
   cuda::driver::Event done(context, cuda::driver::Event::Timing::off);
   from.copy_from(sent);
   ranks.wait(ranks.begin_all_gather(from.data(), to.data(), sent.size(), handle), handle);

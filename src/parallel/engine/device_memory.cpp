@@ -42,7 +42,7 @@ OwnedTensor make_on_device(Dtype dtype, std::span<const std::int64_t> shape, con
 OwnedTensor values_on_device(std::span<const std::int32_t> values, Device device) {
   const TensorSpec spec =
       make_spec(Dtype::i32, std::array{static_cast<std::int64_t>(values.size())});
-  const cuda::driver::DeviceContext& context = cuda::driver::process_context(device.index);
+  const cuda::driver::DeviceContext& context = cuda::driver::process_context(device);
   auto memory = std::make_shared<DeviceMemory>(context, bytes_of(spec));
   const cuda::driver::OwnedStream stream(context);
   memory->copy_from(std::as_bytes(values), stream.get());

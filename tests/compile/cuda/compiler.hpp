@@ -16,8 +16,8 @@ inline jit::Compiler& compiler() {
 }
 
 inline std::optional<std::string> why_no_compiler() {
-  if (compiler().nvrtc().is_present()) return std::nullopt;
-  return compiler().nvrtc().why_absent();
+  if (compiler().library().is_present()) return std::nullopt;
+  return compiler().library().why_absent();
 }
 
 /// Compiled once for all tests: problems that differ in what a kernel of theirs does not see share its text.

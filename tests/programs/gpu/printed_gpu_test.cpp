@@ -90,7 +90,7 @@ class GpuPrograms : public ::testing::Test {
     if (!driver.is_present()) GTEST_SKIP() << "needs a GPU: " << driver.why_absent();
     if (const std::string why = why_unavailable(driver, jit::process_loader(), 0); !why.empty())
       GTEST_SKIP() << why;
-    context = &driver::process_context(0);
+    context = &driver::process_context(Device::cuda());
   }
 
   template <class T>

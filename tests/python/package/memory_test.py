@@ -50,8 +50,8 @@ def test_calls_ask_the_allocator_of_their_device(registered: list[_abi.Allocator
 class Torch:
     """As much of PyTorch as its memory is."""
 
-    def __init__(self, cuda: str | None) -> None:
-        self.version = types.SimpleNamespace(cuda=cuda)
+    def __init__(self, cuda: str | None, hip: str | None = None) -> None:
+        self.version = types.SimpleNamespace(cuda=cuda, hip=hip)
         self.cuda = self
         self.calls: list[tuple[object, ...]] = []
         self.free = 1 << 20
@@ -78,6 +78,14 @@ def test_pytorchs_memory_is_of_the_device_and_stream_of_the_call(registered: lis
     assert allocator.allocate(None, 1 << 21, 256, device, 77) is None
     allocator.deallocate(None, 512, 1000, device, 77)
     assert torch.calls == [("alloc", 1000, 3, 77), ("alloc", 1000, 3, 0), ("alloc", 1 << 21, 3, 77), ("delete", 512)]
+
+
+def test_a_pytorch_for_rocm_lends_memory_of_amds_gpus(registered: list[_abi.Allocator]) -> None:
+    torch = Torch(None, hip="6.2")
+    _memory.lend_torch_memory(torch)
+    (allocator,) = registered
+    assert allocator.device_type == _abi.ROCM
+    assert allocator.allocate(None, 1000, 256, _abi.Device(_abi.ROCM, 3), 77) == 512
 
 
 def test_a_pytorch_without_gpus_lends_nothing(registered: list[_abi.Allocator]) -> None:

@@ -309,6 +309,16 @@ TEST(CAttentionForward, TensorsOnAGpuAreRefusedByTheDoor) {
   EXPECT_NE(forward(call.args).kind, FOVEA_OK);
 }
 
+// Whose they are is said, also where there is no driver of theirs.
+TEST(CAttentionForward, TensorsOfAmdAreRefusedByTheirName) {
+  SmallCall call;
+  call.q.tensor.device = call.k.tensor.device = call.v.tensor.device =
+      call.out.tensor.device = {kDLROCM, 1};
+  const auto outcome = forward(call.args);
+  EXPECT_EQ(outcome.kind, FOVEA_UNSUPPORTED);
+  EXPECT_THAT(outcome.message, HasSubstr("rocm:1"));
+}
+
 // Executors ------------------------------------------------------------------------------------
 
 struct CountingPool {
@@ -449,13 +459,15 @@ TEST(CRuntime, HasAnAllocatorForEachTypeOfDevice) {
     return memory.num_allocations - before;
   };
   EXPECT_EQ(allocations_with(kDLCUDA), 0);
+  EXPECT_EQ(allocations_with(kDLROCM), 0);
   EXPECT_EQ(allocations_with(kDLCPU), 1);
   allocator.allocate = nullptr, allocator.deallocate = nullptr;
   EXPECT_EQ(allocations_with(kDLCUDA), 1) << "that of the host is still there";
   EXPECT_EQ(allocations_with(kDLCPU), 0);
   allocator.device_type = kDLCUDAHost;
-  EXPECT_THAT(outcome_of(fovea_runtime_set_allocator, runtime, &allocator).message,
-              HasSubstr("device_type is 3; expected kDLCPU (1), kDLCUDA (2), or 0 for both"));
+  EXPECT_THAT(
+      outcome_of(fovea_runtime_set_allocator, runtime, &allocator).message,
+      HasSubstr("device_type is 3; expected kDLCPU (1), kDLCUDA (2), kDLROCM (10), or 0 for all"));
   fovea_runtime_destroy(runtime);
 }
 

@@ -214,7 +214,7 @@ class DeviceTensorsTest : public ::testing::Test {
     for (int rank = 0; rank < kNumRanks; ++rank) {
       threads.emplace_back([&, rank] {
         ends[static_cast<std::size_t>(rank)] =
-            join_nccl(nccl_, id, rank, kNumRanks, cuda::driver::process_context(0));
+            join_nccl(nccl_, id, rank, kNumRanks, cuda::driver::process_context(Device::cuda()));
       });
     }
     return ends;

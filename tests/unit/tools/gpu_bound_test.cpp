@@ -10,8 +10,9 @@ namespace fovea::tools {
 namespace {
 
 TEST(RateKernels, CompileForEachKindOfTensorCoreAndSpillNothing) {
-  cuda::jit::Compiler compiler(cuda::jit::default_nvrtc_search(), rate_text());
-  if (!compiler.nvrtc().is_present()) GTEST_SKIP() << compiler.nvrtc().why_absent();
+  cuda::jit::Compiler compiler(cuda::jit::default_search(cuda::jit::CompilerKind::nvrtc),
+                               rate_text());
+  if (!compiler.library().is_present()) GTEST_SKIP() << compiler.library().why_absent();
   for (const cuda::jit::Architecture architecture : {cuda::jit::Architecture{8, 0}, {9, 0}}) {
     const auto kernels = rate_kernels(architecture);
     ASSERT_EQ(kernels.size(), 2U);

@@ -19,11 +19,17 @@ FOVEA_DEVICE T shfl_bfly(const T& value, std::int32_t mask) {
 }
 
 FOVEA_DEVICE LaneMask ballot(bool is_true) {
+#if __has_builtin(__builtin_amdgcn_ballot_w64)
   if constexpr (kWarpLanes == 64) {
     return __builtin_amdgcn_ballot_w64(is_true);
   } else {
     return __builtin_amdgcn_ballot_w32(is_true);
   }
+#else
+  constexpr int kNotEqual =
+      33;  // LLVM's ICMP_NE: compilers of ROCm 5 know a comparison that gives its mask
+  return static_cast<LaneMask>(__builtin_amdgcn_uicmp(is_true ? 1U : 0U, 0U, kNotEqual));
+#endif
 }
 
 FOVEA_DEVICE bool vote_any(bool is_true) { return ballot(is_true) != 0; }

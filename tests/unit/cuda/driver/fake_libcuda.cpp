@@ -1,4 +1,4 @@
-// The fake itself: see fake_libcuda.hpp.
+// The fake itself: see fake_libcuda.hpp. fake_libamdhip64.cpp is the same by other names.
 #include "unit/cuda/driver/fake_libcuda.hpp"
 
 #include <cstdlib>
@@ -75,10 +75,14 @@ extern "C" __attribute__((visibility("default"))) void fake_enqueue(const FakeSt
   enqueued(call);
 }
 
-FAKE(cuInit, unsigned) { return called("cuInit"); }
+#ifndef FOVEA_FAKE_VERSION
+#define FOVEA_FAKE_VERSION 13000
+#endif
+
+FAKE(cuInit, unsigned) { return called(__func__); }
 FAKE(cuDriverGetVersion, int* version) {
-  *version = 13000;
-  return called("cuDriverGetVersion");
+  *version = FOVEA_FAKE_VERSION;
+  return called(__func__);
 }
 /// Of NVRTC's, where it finds the fake as the process' libcuda.so.1: there is no such table.
 FAKE(cuGetExportTable, const void**, const void*) {
@@ -95,19 +99,19 @@ FAKE(cuGetErrorString, Result, const char** words) {
 }
 FAKE(cuDeviceGetCount, int* count) {
   *count = state.num_devices;
-  return called("cuDeviceGetCount");
+  return called(__func__);
 }
 FAKE(cuDeviceGet, DeviceHandle* device, int index) {
   *device = index;
-  return called("cuDeviceGet");
+  return called(__func__);
 }
 FAKE(cuDeviceGetName, char* name, int bytes, DeviceHandle) {
   std::strncpy(name, "Fake H200", static_cast<std::size_t>(bytes));
-  return called("cuDeviceGetName");
+  return called(__func__);
 }
 FAKE(cuDeviceTotalMem_v2, std::size_t* bytes, DeviceHandle) {
   *bytes = std::size_t{141} << 30U;
-  return called("cuDeviceTotalMem_v2");
+  return called(__func__);
 }
 FAKE(cuDeviceGetAttribute, int* value, DeviceAttribute attribute, DeviceHandle) {
   switch (attribute) {
@@ -133,61 +137,61 @@ FAKE(cuDeviceGetAttribute, int* value, DeviceAttribute attribute, DeviceHandle) 
       *value = kFakeSharedBytesPerCta;
       break;
   }
-  return called("cuDeviceGetAttribute");
+  return called(__func__);
 }
 FAKE(cuDevicePrimaryCtxRetain, ContextHandle* context, DeviceHandle device) {
   *context = handle<ContextHandle>(0x100U + static_cast<unsigned>(device));
-  return called("cuDevicePrimaryCtxRetain");
+  return called(__func__);
 }
-FAKE(cuDevicePrimaryCtxRelease_v2, DeviceHandle) { return called("cuDevicePrimaryCtxRelease_v2"); }
+FAKE(cuDevicePrimaryCtxRelease_v2, DeviceHandle) { return called(__func__); }
 FAKE(cuCtxGetCurrent, ContextHandle* context) {
   const Lock lock(state_mutex);
   *context = state.context_stack.empty() ? nullptr : state.context_stack.back();
-  return called("cuCtxGetCurrent");
+  return called(__func__);
 }
 FAKE(cuCtxPushCurrent_v2, ContextHandle context) {
   const Lock lock(state_mutex);
   state.context_stack.push_back(context);
-  return called("cuCtxPushCurrent_v2");
+  return called(__func__);
 }
 FAKE(cuCtxPopCurrent_v2, ContextHandle* context) {
   const Lock lock(state_mutex);
   *context = state.context_stack.back();
   state.context_stack.pop_back();
-  return called("cuCtxPopCurrent_v2");
+  return called(__func__);
 }
 FAKE(cuCtxGetDevice, DeviceHandle* device) {
   *device = state.current_device;
-  return called("cuCtxGetDevice");
+  return called(__func__);
 }
 FAKE(cuModuleLoadDataEx, ModuleHandle* module, const void*, unsigned, int*, void**) {
   const Lock lock(state_mutex);
   *module = handle<ModuleHandle>(0x200);
   state.modes_of_loads.push_back(state.capture_mode);
-  return called("cuModuleLoadDataEx");
+  return called(__func__);
 }
 FAKE(cuModuleUnload, ModuleHandle) {
   const Lock lock(state_mutex);
   state.modes_of_loads.push_back(state.capture_mode);
-  return called("cuModuleUnload");
+  return called(__func__);
 }
 FAKE(cuModuleGetFunction, FunctionHandle* function, ModuleHandle, const char*) {
   *function = handle<FunctionHandle>(0x300);
-  return called("cuModuleGetFunction");
+  return called(__func__);
 }
 FAKE(cuFuncGetAttribute, int* value, FunctionAttribute attribute, FunctionHandle) {
   *value = attribute == FunctionAttribute::static_shared_bytes ? kFakeStaticSharedBytes : 128;
-  return called("cuFuncGetAttribute");
+  return called(__func__);
 }
 FAKE(cuFuncSetAttribute, FunctionHandle, FunctionAttribute attribute, int value) {
   const Lock lock(state_mutex);
   if (attribute == FunctionAttribute::max_dynamic_shared_bytes)
     state.max_dynamic_shared_bytes = value;
-  return called("cuFuncSetAttribute");
+  return called(__func__);
 }
 FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, int* num_ctas, FunctionHandle, int, std::size_t) {
   *num_ctas = 2;
-  return called("cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  return called(__func__);
 }
 FAKE(cuLaunchKernelEx, const RawLaunchConfig* config, FunctionHandle, void** params, void**) {
   const Lock lock(state_mutex);
@@ -200,97 +204,97 @@ FAKE(cuLaunchKernelEx, const RawLaunchConfig* config, FunctionHandle, void** par
   }
   const auto* first = static_cast<const unsigned char*>(params[0]);
   state.first_parameter.assign(first, first + state.first_parameter_bytes);
-  return enqueued({.name = "cuLaunchKernelEx", .stream = config->stream});
+  return enqueued({.name = __func__, .stream = config->stream});
 }
 FAKE(cuStreamCreate, StreamHandle* stream, unsigned) {
   const Lock lock(state_mutex);
   *stream = handle<StreamHandle>(0x400 + 8 * state.num_streams++);
-  return called("cuStreamCreate");
+  return called(__func__);
 }
-FAKE(cuStreamDestroy_v2, StreamHandle) { return called("cuStreamDestroy_v2"); }
-FAKE(cuStreamSynchronize, StreamHandle) { return called("cuStreamSynchronize"); }
+FAKE(cuStreamDestroy_v2, StreamHandle) { return called(__func__); }
+FAKE(cuStreamSynchronize, StreamHandle) { return called(__func__); }
 FAKE(cuStreamIsCapturing, StreamHandle, int* status) {
   *status = state.is_capturing ? 1 : 0;
-  return called("cuStreamIsCapturing");
+  return called(__func__);
 }
 FAKE(cuStreamGetCtx, StreamHandle, ContextHandle* context) {
   const Lock lock(state_mutex);
   *context = state.stream_context != nullptr ? state.stream_context : state.context_stack.back();
-  return called("cuStreamGetCtx");
+  return called(__func__);
 }
 FAKE(cuStreamGetCtx_v2, StreamHandle, ContextHandle* context, GreenContextHandle* green) {
   const Lock lock(state_mutex);
   *green = state.green_context;
   *context = *green != nullptr ? handle<ContextHandle>(0x100U) : state.context_stack.back();
-  return called("cuStreamGetCtx_v2");
+  return called(__func__);
 }
 FAKE(cuThreadExchangeStreamCaptureMode, int* mode) {
   const Lock lock(state_mutex);
   std::swap(*mode, state.capture_mode);
-  return called("cuThreadExchangeStreamCaptureMode");
+  return called(__func__);
 }
-FAKE(cuStreamBeginCapture_v2, StreamHandle, int) { return called("cuStreamBeginCapture_v2"); }
+FAKE(cuStreamBeginCapture_v2, StreamHandle, int) { return called(__func__); }
 FAKE(cuStreamEndCapture, StreamHandle, GraphHandle* graph) {
   *graph = handle<GraphHandle>(0x500);
-  return called("cuStreamEndCapture");
+  return called(__func__);
 }
 FAKE(cuGraphInstantiateWithFlags, GraphExecHandle* exec, GraphHandle, unsigned long long) {
   *exec = handle<GraphExecHandle>(0x600);
-  return called("cuGraphInstantiateWithFlags");
+  return called(__func__);
 }
-FAKE(cuGraphLaunch, GraphExecHandle, StreamHandle) { return called("cuGraphLaunch"); }
-FAKE(cuGraphExecDestroy, GraphExecHandle) { return called("cuGraphExecDestroy"); }
-FAKE(cuGraphDestroy, GraphHandle) { return called("cuGraphDestroy"); }
+FAKE(cuGraphLaunch, GraphExecHandle, StreamHandle) { return called(__func__); }
+FAKE(cuGraphExecDestroy, GraphExecHandle) { return called(__func__); }
+FAKE(cuGraphDestroy, GraphHandle) { return called(__func__); }
 FAKE(cuEventCreate, EventHandle* event, unsigned) {
   const Lock lock(state_mutex);
   *event = handle<EventHandle>(0x70000 + 8 * state.num_events++);
-  return called("cuEventCreate");
+  return called(__func__);
 }
 FAKE(cuEventRecord, EventHandle event, StreamHandle stream) {
-  return enqueued({.name = "cuEventRecord", .stream = stream, .event = event});
+  return enqueued({.name = __func__, .stream = stream, .event = event});
 }
-FAKE(cuEventQuery, EventHandle) { return called("cuEventQuery"); }
+FAKE(cuEventQuery, EventHandle) { return called(__func__); }
 FAKE(cuStreamWaitEvent, StreamHandle stream, EventHandle event, unsigned) {
-  return enqueued({.name = "cuStreamWaitEvent", .stream = stream, .event = event});
+  return enqueued({.name = __func__, .stream = stream, .event = event});
 }
-FAKE(cuEventSynchronize, EventHandle) { return called("cuEventSynchronize"); }
+FAKE(cuEventSynchronize, EventHandle) { return called(__func__); }
 FAKE(cuEventElapsedTime, float* milliseconds, EventHandle, EventHandle) {
   *milliseconds = 1;
-  return called("cuEventElapsedTime");
+  return called(__func__);
 }
-FAKE(cuEventDestroy_v2, EventHandle) { return called("cuEventDestroy_v2"); }
+FAKE(cuEventDestroy_v2, EventHandle) { return called(__func__); }
 FAKE(cuMemAlloc_v2, DevicePointer* pointer, std::size_t bytes) {
   *pointer = taken(bytes);
-  return called("cuMemAlloc_v2");
+  return called(__func__);
 }
 FAKE(cuMemFree_v2, DevicePointer pointer) {
   give_back(pointer);
-  return called("cuMemFree_v2");
+  return called(__func__);
 }
 FAKE(cuMemAllocAsync, DevicePointer* pointer, std::size_t bytes, StreamHandle stream) {
   *pointer = taken(bytes);
-  return enqueued({.name = "cuMemAllocAsync", .stream = stream, .memory = *pointer});
+  return enqueued({.name = __func__, .stream = stream, .memory = *pointer});
 }
 FAKE(cuMemFreeAsync, DevicePointer pointer, StreamHandle stream) {
   give_back(pointer);
-  return enqueued({.name = "cuMemFreeAsync", .stream = stream, .memory = pointer});
+  return enqueued({.name = __func__, .stream = stream, .memory = pointer});
 }
 FAKE(cuMemcpyHtoDAsync_v2, DevicePointer to, const void* from, std::size_t bytes, StreamHandle) {
   move_bytes(to, from, bytes);
-  return called("cuMemcpyHtoDAsync_v2");
+  return called(__func__);
 }
 FAKE(cuMemcpyDtoHAsync_v2, void* to, DevicePointer from, std::size_t bytes, StreamHandle) {
   move_bytes(to, from, bytes);
-  return called("cuMemcpyDtoHAsync_v2");
+  return called(__func__);
 }
 FAKE(cuMemcpyDtoDAsync_v2, DevicePointer, DevicePointer, std::size_t, StreamHandle) {
-  return called("cuMemcpyDtoDAsync_v2");
+  return called(__func__);
 }
 FAKE(cuMemsetD8Async, DevicePointer, unsigned char, std::size_t, StreamHandle) {
-  return called("cuMemsetD8Async");
+  return called(__func__);
 }
 FAKE(cuTensorMapEncodeTiled, TensorMap*, int, std::uint32_t rank, void*, const std::uint64_t*,
      const std::uint64_t* strides, const std::uint32_t*, const std::uint32_t*, int, int, int, int) {
   state.map_strides.assign(strides, strides + rank - 1);
-  return called("cuTensorMapEncodeTiled");
+  return called(__func__);
 }

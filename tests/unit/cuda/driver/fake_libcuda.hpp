@@ -21,7 +21,8 @@ struct FakeStreamCall {
 struct FakeState {
   int num_devices = 1;
   int major = 9, minor = 0;
-  std::string failing_call;  // this function gives failing_result
+  std::string architecture = "gfx942:sramecc+:xnack-";  // of AMD's
+  std::string failing_call;                             // this function gives failing_result
   Result failing_result = kSuccess;
   int most_failures = -1;  // so often, then it succeeds; below 0: always
 
@@ -59,9 +60,12 @@ struct FakeState {
   }
 };
 
+inline constexpr int kFakeHipSharedBytes = 64 << 10;
+inline constexpr int kFakeHipWarpLanes = 64;
+
 /// Opens the fake and gives it a fresh memory.
 FakeState& fresh_fake();
-/// The one in another file: FOVEA_FAKE_PROCESS_LIBCUDA.
+/// The one in another file: FOVEA_FAKE_PROCESS_LIBCUDA, FOVEA_FAKE_LIBAMDHIP64.
 FakeState& fresh_fake(const char* file);
 
 inline constexpr int kFakeStaticSharedBytes = 48;

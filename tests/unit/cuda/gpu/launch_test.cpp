@@ -68,7 +68,7 @@ class Gpu : public testing::Test {
     jit::Loader loader(options);
     if (const std::string why = why_unavailable(driver, loader, 0); !why.empty())
       GTEST_SKIP() << why;
-    context = &driver::process_context(0);
+    context = &driver::process_context(Device::cuda());
   }
 
   driver::LaunchConfig config(Stream stream) const {

@@ -23,6 +23,18 @@ TEST(Architecture, EverySpellingIsRead) {
   EXPECT_EQ(parse_architecture("sm_75", "test"), (Architecture{7, 5}));
 }
 
+TEST(Architecture, AmdsAreNamedAsTheirInstructionSets) {
+  for (const AmdTarget& target : amd_targets()) {
+    const Architecture architecture{.major = 0, .minor = 0, .gfx = target.gfx};
+    EXPECT_TRUE(architecture.is_amd());
+    EXPECT_EQ(parse_architecture(architecture.name(), "test"), architecture);
+  }
+  EXPECT_EQ(parse_architecture("gfx942", "test").gfx, 0x942);
+  EXPECT_EQ(amd_target_names(), "gfx90a, gfx942, gfx950, gfx1100 or gfx1201");
+  for (const char* text : {"gfx", "gfx900", "gfx94", "gfx9420", "gfx942a", "gfxen"})
+    EXPECT_THROW(parse_architecture(text, "test"), InvalidArgument) << text;
+}
+
 // A word, nothing, one below the oldest, a device's marketing name, and a number beyond any.
 TEST(Architecture, OthersAreRefused) {
   for (const char* text : {"hopper", "", "sm_72", "sm_", "h100", "sm_90ab", "123456"})

@@ -82,7 +82,7 @@ TEST(Compiler, ErrorTellsThePlaceInTheUnitAndTheLineThere) {
 TEST(Compiler, ErrorInAHeaderTellsThePlaceInTheHeader) {
   FOVEA_SKIP_WITHOUT_NVRTC();
   const SourceFile headers[] = {{"a/b.cuh", "// fine\nint g() { return wrong; }\n"}};
-  Compiler compiler(default_nvrtc_search(), make_device_text(headers));
+  Compiler compiler(default_search(CompilerKind::nvrtc), make_device_text(headers));
   const KernelText text{.unit = "#include \"a/b.cuh\"\n", .label = "broken"};
   EXPECT_THAT(message_of(compiler, text, {8, 0}),
               AllOf(HasSubstr("a/b.cuh:2: "), HasSubstr("in 'int g() { return wrong; }'")));
@@ -141,7 +141,7 @@ TEST(Compiler, VersionHasTheReleaseThatItsFunctionHides) {
 }
 
 TEST(Nvrtc, AbsenceIsOneLineThatSaysWhatToDo) {
-  const Nvrtc nvrtc(search_nowhere());
+  const CompilerLibrary nvrtc(search_nowhere());
   EXPECT_FALSE(nvrtc.is_present());
   EXPECT_THAT(nvrtc.why_absent(), AllOf(HasSubstr("nvidia-cuda-nvrtc"), HasSubstr("FOVEA_NVRTC"),
                                         Not(HasSubstr("\n"))));
@@ -150,9 +150,9 @@ TEST(Nvrtc, AbsenceIsOneLineThatSaysWhatToDo) {
 }
 
 TEST(Nvrtc, NamedLibraryThatIsNotThereIsNotReplacedByAnother) {
-  NvrtcSearch search = default_nvrtc_search();
+  CompilerSearch search = default_search(CompilerKind::nvrtc);
   search.named = "/nowhere/libnvrtc.so";
-  const Nvrtc nvrtc(search);
+  const CompilerLibrary nvrtc(search);
   EXPECT_FALSE(nvrtc.is_present());
   EXPECT_THAT(nvrtc.why_absent(), HasSubstr("/nowhere/libnvrtc.so"));
 }
@@ -160,10 +160,10 @@ TEST(Nvrtc, NamedLibraryThatIsNotThereIsNotReplacedByAnother) {
 TEST(Nvrtc, FileThatIsNoCompilerIsRefused) {
   const TemporaryFolder folder;
   write_text(folder / "libnvrtc.so.13", "not a library");
-  NvrtcSearch search = search_nowhere();
+  CompilerSearch search = search_nowhere();
   search.folders = {folder.path().string()};
-  EXPECT_EQ(find_nvrtc_file(search), folder / "libnvrtc.so.13");
-  const Nvrtc nvrtc(search);
+  EXPECT_EQ(find_compiler_file(search), folder / "libnvrtc.so.13");
+  const CompilerLibrary nvrtc(search);
   EXPECT_FALSE(nvrtc.is_present());
   EXPECT_THAT(nvrtc.why_absent(), HasSubstr(folder / "libnvrtc.so.13"));
 }
@@ -173,11 +173,11 @@ TEST(Nvrtc, NewerThanTheDriverIsPassedOver) {
   const TemporaryFolder folder;
   write_text(folder / "libnvrtc.so.13", "");
   write_text(folder / "libnvrtc.so.12", "");
-  NvrtcSearch search = search_nowhere();
+  CompilerSearch search = search_nowhere();
   search.folders = {folder.path().string()};
-  EXPECT_EQ(find_nvrtc_file(search), folder / "libnvrtc.so.13");
+  EXPECT_EQ(find_compiler_file(search), folder / "libnvrtc.so.13");
   search.max_major = 12;
-  EXPECT_EQ(find_nvrtc_file(search), folder / "libnvrtc.so.12");
+  EXPECT_EQ(find_compiler_file(search), folder / "libnvrtc.so.12");
 }
 
 // ptxas' words as they were, of two functions.

@@ -188,7 +188,7 @@ TEST_F(LoaderTest, KernelsSayWhereTheyComeFrom) {
   EXPECT_EQ(found.why_missing, "");
   EXPECT_EQ(found.source, KernelSource::pack);
   EXPECT_EQ(loader.load(small_kernel(0), context)->source, KernelSource::pack);
-  EXPECT_EQ(loader.describe(KernelSource::pack), "kernel pack " + *packed.pack);
+  EXPECT_EQ(loader.describe(KernelSource::pack, {8, 0}), "kernel pack " + *packed.pack);
   EXPECT_THAT(loader.look_for(small_kernel(1), kHopper).why_missing,
               HasSubstr("is in no kernel pack"));
 }
@@ -201,8 +201,9 @@ TEST_F(LoaderTest, KernelsOfTheCompilerAndTheDiskSaySo) {
   Loader second(options());
   EXPECT_EQ(second.look_for(small_kernel(), kHopper).source, KernelSource::disk);
   EXPECT_EQ(second.load(small_kernel(), context)->source, KernelSource::disk);
-  EXPECT_EQ(second.describe(KernelSource::disk), "disk cache");
-  EXPECT_EQ(second.describe(KernelSource::compiler), "NVRTC " + second.compiler().version());
+  EXPECT_EQ(second.describe(KernelSource::disk, {8, 0}), "disk cache");
+  EXPECT_EQ(second.describe(KernelSource::compiler, {8, 0}),
+            "NVRTC " + second.compiler().version());
 }
 
 TEST_F(LoaderTest, KernelThatIsNowhereIsRefusedByName) {

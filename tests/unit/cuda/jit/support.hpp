@@ -110,8 +110,8 @@ inline bool is_number(const CacheEntry& entry, std::uint64_t number) {
 }
 
 /// Without a toolkit, without wheels: NVRTC is nowhere.
-inline NvrtcSearch search_nowhere() {
-  NvrtcSearch search;
+inline CompilerSearch search_nowhere() {
+  CompilerSearch search;
   search.wants_loader = false;
   return search;
 }
@@ -127,11 +127,12 @@ inline KernelText small_kernel(int value = 0) {
       .label = "small kernel " + std::to_string(value)};
 }
 
-#define FOVEA_SKIP_WITHOUT_NVRTC()                                                   \
-  if (const fovea::cuda::jit::Nvrtc nvrtc(fovea::cuda::jit::default_nvrtc_search()); \
-      !nvrtc.is_present()) {                                                         \
-    GTEST_SKIP() << "needs NVRTC: " << nvrtc.why_absent();                           \
-  }                                                                                  \
+#define FOVEA_SKIP_WITHOUT_NVRTC()                                                  \
+  if (const fovea::cuda::jit::CompilerLibrary nvrtc(                                \
+          fovea::cuda::jit::default_search(fovea::cuda::jit::CompilerKind::nvrtc)); \
+      !nvrtc.is_present()) {                                                        \
+    GTEST_SKIP() << "needs NVRTC: " << nvrtc.why_absent();                          \
+  }                                                                                 \
   static_assert(true)
 
 }  // namespace fovea::cuda::jit
