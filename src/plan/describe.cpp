@@ -346,11 +346,10 @@ std::string json_of(const Description::Cuda& cuda) {
 std::string json_of(const Description::Rocm& rocm) {
   JsonObject json;
   if (!rocm.problem.empty()) return json.text("problem", rocm.problem).done();
-  json.json("driver",
-            json_of(rocm.driver,
-                    [&](JsonObject& o) {
-                      o.text("hip", rocm.driver.version).text("path", rocm.driver.path);
-                    }))
+  json.json("driver", json_of(rocm.driver,
+                              [&](JsonObject& o) {
+                                o.text("hip", rocm.driver.version).text("path", rocm.driver.path);
+                              }))
       .json("devices", json_list(rocm.gpus, [](const auto& gpu) { return json_of(gpu); }))
       .json("compiler", json_of(rocm.compiler,
                                 [&](JsonObject& o) {

@@ -83,6 +83,11 @@ TEST(Environment, ReadsWhereKernelsAreFoundAndKept) {
   EXPECT_EQ(environment.cache_dir, "c");
   EXPECT_EQ(environment.cache_max_mib, 0);
   EXPECT_EQ(environment.cuda_home, "/d");
+  const Environment amds =
+      read_with({{"FOVEA_HIP", "/f/libamdhip64.so"}, {"FOVEA_HIPRTC", "/g"}, {"ROCM_PATH", "/h"}});
+  EXPECT_EQ(amds.hip, "/f/libamdhip64.so");
+  EXPECT_EQ(amds.hiprtc, "/g");
+  EXPECT_EQ(amds.rocm_path, "/h");
   EXPECT_EQ(read_with({{"CUDA_PATH", "/d"}, {"CUDA_HOME", "/e"}}).cuda_home, "/e");
 }
 
