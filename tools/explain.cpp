@@ -9,6 +9,7 @@
 #include "case_problems.hpp"
 #include "command.hpp"
 #include "command_line.hpp"
+#include "cuda/jit/architecture.hpp"
 #include "failure.hpp"
 #include "files.hpp"
 #include "plan/plan.hpp"
@@ -103,6 +104,10 @@ int run_explain(const std::vector<std::string>& words) {
                      options.layout);
   Problem problem = problem_of(args);
   problem.num_threads = options.threads;
+  if (!architecture.empty()) {
+    const bool is_amd = cuda::jit::parse_architecture(architecture, "--arch").is_amd();
+    options.device = is_amd ? Device::rocm() : Device::cuda();
+  }
   problem = on_device(problem, options.device);
   const Explanation explanation = explain_where(problem, wants_backward, architecture);
   const Sharding ranks = sharding.num_ranks ? explain_ranks(problem, sharding) : Sharding{};

@@ -122,10 +122,7 @@ Explanation explain(const BackwardProblem& problem) {
 Explanation explain_for(const BackwardProblem& problem, std::string_view architecture) {
   const FloatEnvironment environment;
   const auto parsed = cuda::jit::parse_architecture(architecture, "explain");
-  const Device device = parsed.is_amd() ? Device::rocm() : Device::cuda();
-  BackwardProblem there = problem;
-  there.forward = on_device(problem.forward, device);
-  const GradientProblem g = validate(there, "explain");
+  const GradientProblem g = validate(problem, "explain");
   const auto plan = cuda::choose_backward(g, cuda::typical_device(parsed));
   Explanation explanation = explain_backward(g, plan, MaskData::lent);
   explanation.target = parsed.name();

@@ -324,8 +324,7 @@ Explanation explain_validated(const ForwardProblem& f) {
 Explanation explain_for(const Problem& problem, std::string_view architecture) {
   const FloatEnvironment environment;
   const auto parsed = cuda::jit::parse_architecture(architecture, "explain");
-  const Device device = parsed.is_amd() ? Device::rocm() : Device::cuda();
-  const ForwardProblem f = validate(on_device(problem, device), "explain");
+  const ForwardProblem f = validate(problem, "explain");
   const auto plan = cuda::choose_forward(f, cuda::typical_device(parsed));
   Explanation explanation = explain_forward(f, plan, MaskData::lent);
   explanation.target = parsed.name();

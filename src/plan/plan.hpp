@@ -81,8 +81,8 @@ Explanation explain_backward(const GradientProblem& problem, const cpu::Backward
                              MaskData data);
 Explanation explain_backward(const GradientProblem& problem, const cuda::BackwardPlan& plan,
                              MaskData data);
-/// What a typical GPU of an architecture would run, "sm_90a" or "gfx942"; neither GPU nor compiler is needed. Throws
-/// InvalidArgument for others.
+/// What a typical GPU of an architecture would run, "sm_90a" or "gfx942", of a problem on Device::cuda() or rocm();
+/// neither GPU nor compiler is needed. Throws InvalidArgument for others.
 Explanation explain_for(const Problem& problem, std::string_view architecture);
 Explanation explain_for(const BackwardProblem& problem, std::string_view architecture);
 Explanation explain_jvp(const TangentProblem& problem, const cpu::JvpPlan& cpu, MaskData data);
