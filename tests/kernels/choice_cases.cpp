@@ -6,6 +6,7 @@
 
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/sm80_short.hpp"
+#include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_short.hpp"
 #include "support/features.hpp"
 #include "support/plan_without.hpp"
@@ -114,6 +115,15 @@ cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& proble
   if (is_short && !label.starts_with("wgmma_short_")) {
     plan = label.starts_with("short_") ? plan_without({kHopperShort}, problem, device)
                                        : plan_without({kHopperShort, kShort}, problem, device);
+  }
+  if (const auto* decode = plan.spec.get_if<cuda::Sm90DecodeSpec>()) {
+    cuda::Choice choice{&cuda::candidate_named(plan.candidate), plan.spec};
+    cuda::Sm90DecodeSpec spec = *decode;
+    spec.takes_groups =
+        spec.has_groups &&
+        label.find("groups") != label.npos;  // whatever the device: bits are the same
+    choice.spec = spec;
+    plan = plan_choice(problem, device, choice);
   }
   if (!label.starts_with("choice_")) return plan;
   const auto named = std::ranges::find(named_choices(), label, &NamedChoice::label);

@@ -88,6 +88,35 @@ std::vector<Case> decode_cases() {
   extreme.num_heads_q = 2;
   cases.push_back(with_extreme_scores(std::move(extreme)));
   std::ranges::move(decode_choice_cases(), std::back_inserter(cases));
+  // Two groups: four splits of 512 keys, and two, the last one cut. 16 rows, two of each computing warp.
+  Case groups = with("groups");
+  groups.batch = 1;
+  groups.seqlen_q = 8;
+  groups.seqlen_kv = 2571;
+  groups.num_heads_q = 6;
+  groups.num_heads_kv = 3;
+  groups.has_sinks = true;
+  // Some rows go key by key, one of two splits.
+  Case infinite = groups;
+  infinite.label = "few_rows_groups_infinite_values";
+  infinite.seqlen_kv = 600;
+  infinite.num_heads_q = 3;
+  infinite.has_infinite_values = true;
+  infinite.mask = window(580, 0);
+  infinite.dropout = kSomeDropped;
+  Case extreme_groups = groups;
+  extreme_groups.label = "few_rows_groups_extreme";
+  extreme_groups.num_heads_q = 3;
+  for (Case* each : {&groups, &infinite, &extreme_groups}) {
+    Case splits = *each;
+    splits.label.replace(splits.label.find("groups"), 6, "splits");
+    const auto add = [&](Case problem) {
+      cases.push_back(each == &extreme_groups ? with_extreme_scores(std::move(problem))
+                                              : std::move(problem));
+    };
+    add(*each);
+    add(std::move(splits));
+  }
   return cases;
 }
 
@@ -152,7 +181,15 @@ std::vector<NamedCacheCase> decode_cache_cases() {
   packed_slots.index_dtype = Dtype::i64;
   CacheCase listed = small_pages;
   listed.has_page_list = true;
+  // Around a split of 512 keys and a group of four; nothing.
+  CacheCase groups = many_rows;
+  groups.page_size = 16;
+  groups.num_heads_q = 6;
+  groups.num_heads_kv = 3;
+  groups.head_dim_qk = groups.head_dim_v = 64;
+  groups.seqlens = {511, 513, 2048, 2049, 0};
   std::vector<NamedCacheCase> cases = {
+      {"decode_groups", groups},         {"decode_splits", groups},
       {"decode_packed", packed},         {"decode_packed_slots", packed_slots},
       {"decode_listed_pages", listed},   {"decode_pages_of_16", base},
       {"decode_pages_of_24", odd_pages}, {"decode_pages_of_8", small_pages},

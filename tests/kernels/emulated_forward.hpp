@@ -77,7 +77,7 @@ CodedFunction coded_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
 LatentFunction latent_named(std::string_view name);
 HopperShortFunction hopper_short_named(std::string_view name);
-CombineFunction combine_of(const ForwardSpec& spec, int splits_at_once);
+CombineFunction combine_of(const CombineSpec& spec, int splits_at_once);
 void run_clear_counter(const ClearCounterParams& params);
 void run_clear_rows(const ClearRowsParams& params);
 void run_range_tables(const RangeTableParams& params);

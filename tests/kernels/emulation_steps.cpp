@@ -61,10 +61,10 @@ void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::Forw
   emulation.is_dependent = cuda::candidate_named(plan.candidate).is_chained;
   const auto join = [&](const cuda::CombineForm& form) {
     const std::int64_t ctas = (call.combine_params.num_rows + form.num_warps - 1) / form.num_warps;
-    emulation.launch({.x = static_cast<std::uint32_t>(ctas)},
-                     static_cast<std::uint32_t>(form.num_warps * run.device.warp_lanes), 0, [&] {
-                       cuda::combine_of(*plan.spec, form.splits_at_once)(call.combine_params);
-                     });
+    emulation.launch(
+        {.x = static_cast<std::uint32_t>(ctas)},
+        static_cast<std::uint32_t>(form.num_warps * run.device.warp_lanes), 0,
+        [&] { cuda::combine_of(combine_spec(plan), form.splits_at_once)(call.combine_params); });
     return outputs_now();
   };
   const auto before = outputs_now();

@@ -424,6 +424,27 @@ TEST_P(EmulatedDecodeCaches, EqualTheOracle) {
   });
 }
 
+/// Whoever folds the splits of a group.
+TEST(DecodedGroups, HaveTheBitsOfSplits) {
+  const std::vector<Case> cases = decode_cases();
+  int num_compared = 0;
+  for (const Case& groups : cases) {
+    const std::size_t word = groups.label.find("groups");
+    if (word == std::string::npos) continue;
+    SCOPED_TRACE(groups.label);
+    std::string label = groups.label;
+    const Case& splits = *std::ranges::find(cases, label.replace(word, 6, "splits"), &Case::label);
+    CaseMemory by_groups(groups), by_splits(splits);
+    Emulation one, other;
+    run_args(run_decode, groups.label, by_groups.args(), small_hopper(), one);
+    run_args(run_decode, splits.label, by_splits.args(), small_hopper(), other);
+    EXPECT_EQ(bits_of(by_groups.args().out), bits_of(by_splits.args().out));
+    EXPECT_EQ(bits_of(by_groups.args().lse), bits_of(by_splits.args().lse));
+    ++num_compared;
+  }
+  EXPECT_EQ(num_compared, 3);
+}
+
 /// Splits are counted 32 sequences at a time; two sequences have several.
 TEST(DecodedBatches, FindTheSplitsOfManySequences) {
   const std::vector<NamedCacheCase> cases = decode_cache_cases();

@@ -13,8 +13,9 @@ struct SpecText<CombineSpec> {
   using Base = void;
   static constexpr std::tuple kMembers{
       FOVEA_SPEC_MEMBER(CombineSpec, out_element), FOVEA_SPEC_MEMBER(CombineSpec, wants_row_max),
-      FOVEA_SPEC_MEMBER(CombineSpec, is_chained), FOVEA_SPEC_MEMBER(CombineSpec, has_packed_q),
-      FOVEA_SPEC_MEMBER(CombineSpec, most_splits)};
+      FOVEA_SPEC_MEMBER(CombineSpec, is_chained),  FOVEA_SPEC_MEMBER(CombineSpec, has_packed_q),
+      FOVEA_SPEC_MEMBER(CombineSpec, most_splits), FOVEA_SPEC_MEMBER(CombineSpec, has_groups),
+      FOVEA_SPEC_MEMBER(CombineSpec, are_folded)};
 };
 
 namespace {
@@ -31,12 +32,15 @@ const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits) 
 
 jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form,
                              const DeviceTraits& device) {
+  // Folding takes registers: a CTA less has them.
+  const bool folds = spec.has_groups && !spec.are_folded;
+  const int ctas_per_sm = form.ctas_per_sm > 1 && folds ? form.ctas_per_sm - 1 : form.ctas_per_sm;
   return {fmt::format("#include \"common/combine.cuh\"\n"
                       "namespace fovea::cuda {{\n{}}}\n"
                       "extern \"C\" __global__ void __launch_bounds__({}) {}("
                       "const __grid_constant__ fovea::cuda::CombineParams p) {{\n"
                       "  fovea::cuda::combine<fovea::cuda::spec, {}>(p);\n}}\n",
-                      print_spec(spec), launch_bounds(form.num_warps, form.ctas_per_sm, device),
+                      print_spec(spec), launch_bounds(form.num_warps, ctas_per_sm, device),
                       jit::kEntryName, form.splits_at_once),
           fmt::format("common/combine {} at once{}", form.splits_at_once,
                       spec.is_chained ? " chained" : "")};

@@ -9,6 +9,7 @@
 
 #include "fovea/attention.hpp"
 
+#include "cuda/device/shared/combine.h"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/params/captures.hpp"
 #include "cuda/params/range_tables.hpp"
@@ -49,6 +50,8 @@ struct ForwardPlan::FewQueries {
 
 /// All that is compiled for a plan: its kernel first, then those around it.
 PlannedKernels planned_kernels(const ForwardPlan& plan);
+/// Of what joins splits, where the plan has any.
+CombineSpec combine_spec(const ForwardPlan& plan);
 
 /// What calls of this plan load besides, where their tensors start elsewhere than at multiples of 16 bytes; empty for
 /// kernels that read all.

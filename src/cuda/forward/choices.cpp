@@ -18,7 +18,8 @@ constexpr std::array kTileMembers = {TileMember{"tile_q", &TileChoice::tile_q},
                                      TileMember{"ctas_per_sm", &TileChoice::ctas_per_sm},
                                      TileMember{"heads_per_tile", &TileChoice::heads_per_tile},
                                      TileMember{"is_split", &TileChoice::is_split},
-                                     TileMember{"is_dynamic", &TileChoice::is_dynamic}};
+                                     TileMember{"is_dynamic", &TileChoice::is_dynamic},
+                                     TileMember{"takes_groups", &TileChoice::takes_groups}};
 
 void add_new(const Candidate& candidate, const AnyForwardSpec& spec, std::vector<Choice>& choices) {
   const bool is_there = std::ranges::any_of(choices, [&](const Choice& other) {
@@ -44,6 +45,8 @@ TileChoice tile_of(const AnyForwardSpec& spec) {
     tile.q_stages = sm90->q_stages;
     tile.is_dynamic = sm90->is_dynamic ? 1 : 0;
   }
+  if (const auto* decode = spec.get_if<Sm90DecodeSpec>())
+    tile.takes_groups = decode->takes_groups ? 1 : 0;
   if (const auto* sm90_short = spec.get_if<Sm90ShortSpec>()) tile.q_stages = sm90_short->q_stages;
   return tile;
 }

@@ -16,7 +16,7 @@ namespace fovea::cuda {
 struct TileChoice {
   std::int32_t tile_q = 0, tile_kv = 0, num_warps = 0, stages = 0, q_stages = 0;
   std::int32_t ctas_per_sm = 0, heads_per_tile = 0;
-  std::int32_t is_split = 0, is_dynamic = 0;  // 0 or 1
+  std::int32_t is_split = 0, is_dynamic = 0, takes_groups = 0;  // 0 or 1
 
   bool operator==(const TileChoice&) const = default;
 };

@@ -114,14 +114,6 @@ jit::KernelText forward_text(const ForwardPlan& plan) {
                       plan.spec.describe())};
 }
 
-CombineSpec combine_spec(const ForwardPlan& plan) {
-  return {.out_element = plan.spec->out_element,
-          .wants_row_max = plan.spec->wants_row_max,
-          .is_chained = candidate_named(plan.candidate).is_chained,
-          .has_packed_q = plan.spec->has_packed_q,
-          .most_splits = plan.spec->most_splits};
-}
-
 jit::KernelText clear_counter_text() {
   return {fmt::format("#include \"common/clear_counter.cuh\"\n"
                       "extern \"C\" __global__ void __launch_bounds__(1) {}("
@@ -141,6 +133,17 @@ jit::KernelText clear_rows_text() {
 }
 
 }  // namespace
+
+CombineSpec combine_spec(const ForwardPlan& plan) {
+  const auto* const decode = plan.spec.get_if<Sm90DecodeSpec>();
+  return {.out_element = plan.spec->out_element,
+          .wants_row_max = plan.spec->wants_row_max,
+          .is_chained = candidate_named(plan.candidate).is_chained,
+          .has_packed_q = plan.spec->has_packed_q,
+          .most_splits = plan.spec->most_splits,
+          .has_groups = decode != nullptr && decode->has_groups,
+          .are_folded = decode != nullptr && decode->takes_groups};
+}
 
 PlannedKernels planned_kernels(const ForwardPlan& plan) {
   PlannedKernels kernels = {{KernelRole::main, forward_text(plan)}};

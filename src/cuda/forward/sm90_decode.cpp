@@ -22,6 +22,8 @@ constexpr std::int32_t kSlicesOfBox = 4;
 constexpr std::int64_t kSplitsOfHeads = 128;
 /// 1.5 % of the keys' bytes at 256 keys a split, which is as much as fewer splits cost batches in balance.
 constexpr std::int64_t kRowsOfSmallStates = 4;
+/// From so many sequences and kv heads on for each SM, a CTA takes whole groups of splits.
+constexpr std::int64_t kTenthsOfPairsOfAnSm = 18;
 /// Splits are counted in 32 bits.
 constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
 /// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
@@ -61,8 +63,15 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.heads_per_tile = packed_heads(f, kMostRows);
   spec.is_split = true;
   spec.most_splits = most_splits(f);
+  spec.has_groups = spec.most_splits < kMostSplits;
   spec.slices_of_box = f.is_paged ? 1 : kSlicesOfBox;
   return spec;
+}
+
+/// Are there so many sequences and kv heads that the machine is full without a split of any? Bits are the same.
+bool takes_groups(const Sm90DecodeSpec& spec, const ForwardProblem& f, const DeviceTraits& device) {
+  const std::int64_t pairs = f.num_sequences * f.num_heads_q / spec.heads_per_tile;
+  return spec.has_groups && 10 * pairs >= kTenthsOfPairsOfAnSm * device.num_sms;
 }
 
 }  // namespace
@@ -102,14 +111,21 @@ std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const Device
 }
 
 Sm90DecodeSpec Sm90Decode::choose(const ForwardProblem& f, const DeviceTraits& device) {
-  return with_readers(without_readers(f), kReaders, device);
+  Sm90DecodeSpec spec = without_readers(f);
+  spec.takes_groups = takes_groups(spec, f, device);
+  return with_readers(spec, kReaders, device);
 }
 
 std::vector<Sm90DecodeSpec> Sm90Decode::alternatives(const ForwardProblem& f,
                                                      const DeviceTraits& device) {
   std::vector<Sm90DecodeSpec> specs;
-  for (const std::int32_t readers : {kReaders / 2, kReaders})
-    specs.push_back(with_readers(without_readers(f), readers, device));
+  for (const bool takes_groups : {false, true}) {
+    Sm90DecodeSpec spec = without_readers(f);
+    if (takes_groups && !spec.has_groups) break;
+    spec.takes_groups = takes_groups;
+    for (const std::int32_t readers : {kReaders / 2, kReaders})
+      specs.push_back(with_readers(spec, readers, device));
+  }
   return specs;
 }
 

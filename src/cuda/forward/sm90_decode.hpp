@@ -22,7 +22,9 @@ template <>
 struct SpecText<Sm90DecodeSpec> {
   static constexpr std::string_view kName = "Sm90DecodeSpec";
   using Base = ForwardSpec;
-  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90DecodeSpec, slices_of_box)};
+  static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90DecodeSpec, slices_of_box),
+                                       FOVEA_SPEC_MEMBER(Sm90DecodeSpec, has_groups),
+                                       FOVEA_SPEC_MEMBER(Sm90DecodeSpec, takes_groups)};
 };
 
 /// A call's parameters and grids; where they run is not known here.

@@ -4,6 +4,8 @@
 //
 // A warp for each row, four columns of a lane. Its splits go to four sums in turn, which are added up in their order:
 // the same bits in every run, however many splits are asked for at once. No shared memory, no barrier.
+// Where splits come in groups (shared/split.h), those of a group are folded first, then groups are joined; or they come
+// folded.
 //
 // Bound: memory, splits * head_dim_v * 4 bytes a row, which the L2 cache still holds: one wait of some 600 clocks for
 // lse and the first sums together, then one for each kAtOnce splits more. Where rows are few, nothing but these waits
@@ -11,6 +13,7 @@
 // eight, in 80. Lengths and sinks are read before the grid ahead has ended.
 #pragma once
 
+#include "common/fold_splits.cuh"
 #include "common/online_softmax.cuh"
 #include "common/sequence.cuh"
 #include "common/warp_reduce.cuh"
@@ -41,18 +44,14 @@ FOVEA_DEVICE SplitValues load_splits(const float* from, int count, float otherwi
       lane + ptx::kWarpLanes < count ? ptx::ld_global(from + lane + ptx::kWarpLanes) : otherwise};
 }
 
-/// exp(lse - top); 0 for a split that saw no key.
-FOVEA_DEVICE float weight_of(float lse, float top) {
-  return lse == -infinity() ? 0.0F : ptx::ex2_approx_ftz((lse - top) * kLog2E);
-}
-
 /// One row, as all lanes of its warp see it.
 template <CombineSpec spec>
 struct CombinedRow {
   std::int32_t batch, q_head, q_idx;
   std::int64_t row;            // of partial states
   std::int64_t queries_begin;  // packed: rows of out before the sequence's
-  int count;                   // of splits; 0: there is no such row
+  int count;                   // of partial states; 0: there is no such row
+  int group_size;              // so many are folded
 
   /// Pages may be listed whatever the kernel was compiled for: it is asked once.
   static constexpr CacheKind kCombinedCache{true, spec.has_packed_q};
@@ -61,9 +60,7 @@ struct CombinedRow {
     row = number;
     batch = static_cast<std::int32_t>(row / p.seqlen_q / p.num_heads_q);
     // Keys of the sequence, as those had it who wrote its partial states.
-    count = row < p.num_rows
-                ? num_splits(cached_rows<kCombinedCache>(p, batch).count, spec.most_splits)
-                : 0;
+    count = row < p.num_rows ? num_states(cached_rows<kCombinedCache>(p, batch).count) : 0;
     q_idx = static_cast<std::int32_t>(row % p.seqlen_q);
     q_head = static_cast<std::int32_t>(row / p.seqlen_q % p.num_heads_q);
     if constexpr (spec.has_packed_q) {
@@ -72,6 +69,12 @@ struct CombinedRow {
       if (q_idx >= queries.count) count = 0;
       queries_begin = queries.begin;
     }
+  }
+
+  FOVEA_DEVICE_MEMBER int num_states(std::int32_t seqlen_kv) {
+    if constexpr (spec.are_folded) return num_groups(seqlen_kv, spec.most_splits);
+    if constexpr (spec.has_groups) group_size = splits_of_group(seqlen_kv, spec.most_splits);
+    return num_splits(seqlen_kv, spec.most_splits);
   }
 
   /// Of the sequence, or of packed rows.
@@ -119,11 +122,11 @@ struct CombinedRow {
     }
   }
 
+  /// parts: what is beside lses.
   FOVEA_DEVICE_MEMBER void store_row_values(const CombineParams& p, const SplitValues& lses,
-                                            float lse, float sum) const {
+                                            SplitValues parts, float lse, float sum) const {
     float greatest = -infinity();
     if constexpr (spec.wants_row_max) {
-      SplitValues parts = load_splits(p.partial_max + row * p.max_splits, count, -infinity());
       if (is_huge(lses.low)) parts.low = lses.low;
       if (is_huge(lses.high)) parts.high = lses.high;
       greatest = warp_max(ptx::max_ftz(parts.low, parts.high));
@@ -153,6 +156,9 @@ template <CombineSpec spec, int kAtOnce>
 struct Combine {
   static_assert(kAtOnce % kCombineSums == 0, "which sum a split goes to does not depend on it");
   static_assert(ptx::kWarpLanes % kAtOnce == 0, "their weights are all low or all high");
+  static constexpr bool kFolds = spec.has_groups && !spec.are_folded;
+  static_assert(!kFolds || (kAtOnce % kSplitsOfGroup == 0 && spec.most_splits <= ptx::kWarpLanes),
+                "a lane has one split, and groups are whole");
 
   const CombineParams& p;
   CombinedRow<spec> row;
@@ -201,74 +207,210 @@ struct Combine {
 
   /// Weights, and what sums are multiplied by at the end; writes lse and row_max.
   FOVEA_DEVICE_MEMBER void weigh() {
+    if constexpr (kFolds)
+      if (row.group_size > 1) fold_lse();
     const float top = warp_max(ptx::max_ftz(lse_.low, lse_.high));
     weights_ = {weight_of(lse_.low, top), weight_of(lse_.high, top)};
     if (is_huge(top)) weigh_maxima(top);
     const float sum = warp_sum(weights_.low + weights_.high);
     const RowResult result = finish_row({top, sum}, 1.0F, sink_);
-    row.store_row_values(p, lse_, result.lse, sum);
+    SplitValues parts{};
+    if constexpr (spec.wants_row_max) parts = besides(-infinity());
+    row.store_row_values(p, lse_, parts, result.lse, sum);
     factor_ = result.factor;
   }
 
   /// Where lse is the maximum itself, those that have it count by their sums; all others have weight 0 already.
   FOVEA_DEVICE_MEMBER void weigh_maxima(float top) {
-    const SplitValues log_sums = load_splits(p.partial_max + row.row * p.max_splits, row.count, 0);
+    const SplitValues log_sums = besides(0);
     if (lse_.low == top) weights_.low = ptx::ex2_approx_ftz(log_sums.low * kLog2E);
     if (lse_.high == top) weights_.high = ptx::ex2_approx_ftz(log_sums.high * kLog2E);
   }
+
+  /// What partial states have beside lse, which of most nobody asks.
+  FOVEA_DEVICE_MEMBER SplitValues besides(float otherwise) const {
+    if constexpr (kFolds)
+      if (row.group_size > 1) return {beside_group_, otherwise};
+    return load_splits(p.partial_max + row.row * p.max_splits, row.count, otherwise);
+  }
+
+  // ---- groups ------------------------------------------------------------------------------------
+
+  /// Lane s has split s: it takes the steps of its group up to that one. Then lane g has lse of group g.
+  FOVEA_DEVICE_MEMBER void fold_lse() {
+    const int lane = ptx::lane_idx();
+    float beside = -infinity();
+    if (spec.wants_row_max || ptx::vote_any(is_huge(lse_.low)))
+      beside = load_splits(p.partial_max + row.row * p.max_splits, row.count, -infinity()).low;
+    FoldedSplits group;
+#pragma unroll
+    for (int i = 0; i < kSplitsOfGroup; ++i) {
+      const int split = lane / kSplitsOfGroup * kSplitsOfGroup + i;
+      const float lse = ptx::shfl_idx(lse_.low, split);
+      const float its_beside = ptx::shfl_idx(beside, split);
+      if (split <= lane && split < row.count) step_ = group.add(lse, its_beside);
+    }
+    if (lane >= row.count) step_ = {1.0F, 0.0F, false};
+    const RowResult result = group.result();
+    group_factor_ = result.factor;
+    const int last = least(kSplitsOfGroup * lane + kSplitsOfGroup, row.count) - 1;
+    const float lse = ptx::shfl_idx(result.lse, last % ptx::kWarpLanes);
+    const float its_beside =
+        ptx::shfl_idx(beside_lse(result.lse, group.sum, group.row_max), last % ptx::kWarpLanes);
+    const bool exists = kSplitsOfGroup * lane < row.count;
+    lse_.low = exists ? lse : -infinity();
+    beside_group_ = exists ? its_beside : -infinity();
+  }
+
+  FOVEA_DEVICE_MEMBER FoldStep step_of(int split) const {
+    return {ptx::shfl_idx(step_.kept, split), ptx::shfl_idx(step_.added, split),
+            ptx::shfl_idx(step_.is_seen ? 1 : 0, split) != 0};
+  }
+
+  /// The next split onto the sums of its group, and where that ends, they onto `sum`. Lanes behind the last split have
+  /// a step that changes nothing.
+  FOVEA_DEVICE_MEMBER void fold_part(ptx::F32x4& group, ptx::F32x4& sum, int split,
+                                     const ptx::F32x4& part) const {
+    const float kept = ptx::shfl_idx(step_.kept, split), added = ptx::shfl_idx(step_.added, split);
+    group = fold_finite(group, {kept, added}, part);
+    if (split % kSplitsOfGroup != kSplitsOfGroup - 1) return;
+    add(sum, ptx::shfl_idx(weights_.low, split / kSplitsOfGroup),
+        times(group, ptx::shfl_idx(group_factor_, split)));
+    group = {0, 0, 0, 0};
+  }
+
+  FOVEA_DEVICE_MEMBER static ptx::F32x4 times(const ptx::F32x4& sums, float factor) {
+    return {sums.x * factor, sums.y * factor, sums.z * factor, sums.w * factor};
+  }
+
+  /// An empty state's sums are not looked at.
+  FOVEA_DEVICE_MEMBER static void add(ptx::F32x4& sum, float weight, const ptx::F32x4& part) {
+    if (weight == 0) return;
+    sum = {ptx::fma_rn(weight, part.x, sum.x), ptx::fma_rn(weight, part.y, sum.y),
+           ptx::fma_rn(weight, part.z, sum.z), ptx::fma_rn(weight, part.w, sum.w)};
+  }
+
+  // ---- sums --------------------------------------------------------------------------------------
 
   /// Weights are computed while the first sums are under way. It is a branch for the compiler's sake, which else asks
   /// for some of the sums behind the weights, one wait later.
   FOVEA_DEVICE_MEMBER ptx::F32x4 join(int col, bool has_no_weights) {
     ptx::F32x4 sums[kCombineSums] = {};
+    const bool folds = kFolds && row.group_size > 1;
+    if (folds) {
+      join_groups(sums, col, has_no_weights);
+    } else {
+      join_states(sums, col, has_no_weights);
+    }
+    ptx::F32x4 all = total(sums);
+    if (folds && ptx::vote_any(!(is_finite(all.x) && is_finite(all.y) && is_finite(all.z) &&
+                                 is_finite(all.w))))
+      all = join_non_finite_groups(col);
+    return ptx::vote_any(is_faint(weights_.low, lse_.low) || is_faint(weights_.high, lse_.high))
+               ? with_faint_states(all, col)
+               : all;
+  }
+
+  FOVEA_DEVICE_MEMBER static ptx::F32x4 total(const ptx::F32x4 (&sums)[kCombineSums]) {
+    ptx::F32x4 all{0, 0, 0, 0};
+#pragma unroll
+    for (const ptx::F32x4& sum : sums)
+      all = {all.x + sum.x, all.y + sum.y, all.z + sum.z, all.w + sum.w};
+    return all;
+  }
+
+  FOVEA_DEVICE_MEMBER void join_states(ptx::F32x4 (&sums)[kCombineSums], int col,
+                                       bool has_no_weights) {
 #pragma unroll 1
     for (int first = 0; first < row.count; first += kAtOnce) {
       const Parts parts = load(first, col);
       if (first == 0 && has_no_weights) weigh();
       const float of_these = first < ptx::kWarpLanes ? weights_.low : weights_.high;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        // 0 behind the last.
-        const float weight = ptx::shfl_idx(of_these, first % ptx::kWarpLanes + i);
-        const ptx::F32x4& part = parts.part[i];
-        ptx::F32x4& sum = sums[i % kCombineSums];
-        if (weight == 0) continue;  // an empty split's sums are not looked at
-        sum = {ptx::fma_rn(weight, part.x, sum.x), ptx::fma_rn(weight, part.y, sum.y),
-               ptx::fma_rn(weight, part.z, sum.z), ptx::fma_rn(weight, part.w, sum.w)};
-      }
+      for (int i = 0; i < kAtOnce; ++i)  // weights are 0 behind the last
+        add(sums[i % kCombineSums], ptx::shfl_idx(of_these, first % ptx::kWarpLanes + i),
+            parts.part[i]);
     }
-    ptx::F32x4 total{0, 0, 0, 0};
-#pragma unroll
-    for (const ptx::F32x4& sum : sums)
-      total = {total.x + sum.x, total.y + sum.y, total.z + sum.z, total.w + sum.w};
-    return ptx::vote_any(is_faint(weights_.low, lse_.low) || is_faint(weights_.high, lse_.high))
-               ? with_faint_splits(total, col)
-               : total;
   }
 
-  /// Did a split see keys, none of which weigh anything beside those of others?
-  FOVEA_DEVICE bool is_faint(float weight, float lse) { return weight == 0 && lse != -infinity(); }
+  /// Group g goes to sum g % kCombineSums, as it would if it came folded.
+  FOVEA_DEVICE_MEMBER void join_groups(ptx::F32x4 (&sums)[kCombineSums], int col,
+                                       bool has_no_weights) {
+    constexpr int kGroupsAtOnce = kAtOnce / kSplitsOfGroup;
+    static_assert(kGroupsAtOnce == 2 || kGroupsAtOnce == kCombineSums);
+    ptx::F32x4 group{0, 0, 0, 0};
+    int first = 0;
+#pragma unroll 1
+    for (; first < row.count; first += kAtOnce) {
+      const Parts parts = load(first, col);
+      if (first == 0 && has_no_weights) weigh();
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        fold_part(group, sums[i / kSplitsOfGroup], first + i, parts.part[i]);
+      if constexpr (kGroupsAtOnce == 2) swap_pairs(sums);
+    }
+    if (kGroupsAtOnce == 2 && first / kAtOnce % 2 != 0) swap_pairs(sums);
+  }
+
+  /// Once more, where infinity or NaN may be that of a split which weighs nothing in its group.
+  FOVEA_DEVICE_MEMBER ptx::F32x4 join_non_finite_groups(int col) const {
+    ptx::F32x4 sums[kCombineSums] = {};
+    const int num_groups = (row.count + kSplitsOfGroup - 1) / kSplitsOfGroup;
+#pragma unroll 1
+    for (int first = 0; first < num_groups; first += kCombineSums) {
+#pragma unroll
+      for (int i = 0; i < kCombineSums; ++i) {
+        const int group = least(first + i, num_groups - 1);
+        add(sums[i], first + i == group ? ptx::shfl_idx(weights_.low, group) : 0.0F,
+            sums_of(group, col));
+      }
+    }
+    return total(sums);
+  }
+
+  FOVEA_DEVICE_MEMBER static void swap_pairs(ptx::F32x4 (&sums)[kCombineSums]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const ptx::F32x4 other = sums[i];
+      sums[i] = sums[i + 2];
+      sums[i + 2] = other;
+    }
+  }
+
+  /// Did a state see keys, none of which weigh anything beside those of others?
+  FOVEA_DEVICE_MEMBER static bool is_faint(float weight, float lse) {
+    return weight == 0 && lse != -infinity();
+  }
 
   /// Its infinity and NaN count all the same.
-  FOVEA_DEVICE_MEMBER ptx::F32x4 with_faint_splits(ptx::F32x4 sum, int col) const {
+  FOVEA_DEVICE_MEMBER ptx::F32x4 with_faint_states(ptx::F32x4 sum, int col) const {
+    const int size = kFolds ? row.group_size : 1;
 #pragma unroll 1
-    for (int split = 0; split < row.count; ++split) {
-      const bool is_low = split < ptx::kWarpLanes;
-      const int lane = split % ptx::kWarpLanes;
+    for (int state = 0; state * size < row.count; ++state) {
+      const bool is_low = state < ptx::kWarpLanes;
+      const int lane = state % ptx::kWarpLanes;
       const float weight = ptx::shfl_idx(is_low ? weights_.low : weights_.high, lane);
       const float lse = ptx::shfl_idx(is_low ? lse_.low : lse_.high, lane);
-      if (!is_faint(weight, lse)) continue;
-      const float* const from = row.sums(p, split) + (col < p.partial_width ? col : 0);
-      sum = with_non_finite(sum, ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(from)));
+      if (is_faint(weight, lse)) sum = with_non_finite(sum, sums_of(state, col));
     }
     return sum;
   }
 
-  FOVEA_DEVICE bool is_finite(float x) { return x - x == 0.0F; }
-
-  FOVEA_DEVICE ptx::F32x4 with_non_finite(const ptx::F32x4& sum, const ptx::F32x4& part) {
-    return {is_finite(part.x) ? sum.x : sum.x + part.x, is_finite(part.y) ? sum.y : sum.y + part.y,
-            is_finite(part.z) ? sum.z : sum.z + part.z, is_finite(part.w) ? sum.w : sum.w + part.w};
+  /// Of a split; or of a group, folded once more.
+  FOVEA_DEVICE_MEMBER ptx::F32x4 sums_of(int state, int col) const {
+    const int own_col = col < p.partial_width ? col : 0;
+    const auto of_split = [&](int split) {
+      return ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(row.sums(p, split) + own_col));
+    };
+    if (!kFolds || row.group_size == 1) return of_split(state);
+    ptx::F32x4 group{0, 0, 0, 0}, sums{0, 0, 0, 0};
+#pragma unroll 1
+    for (int split = state * kSplitsOfGroup; split < least((state + 1) * kSplitsOfGroup, row.count);
+         ++split) {
+      group = fold(group, step_of(split), of_split(split));
+    }
+    const int last = least((state + 1) * kSplitsOfGroup, row.count) - 1;
+    return times(group, ptx::shfl_idx(group_factor_, last));
   }
 
   /// Beside a large sink too, infinity stays.
@@ -276,7 +418,9 @@ struct Combine {
     return factor_ == 0.0F && !is_finite(sum) ? sum : sum * factor_;
   }
 
-  SplitValues lse_{}, weights_{};
+  SplitValues lse_{}, weights_{};     // of partial states; of groups, where these are folded here
+  FoldStep step_{1.0F, 0.0F, false};  // of the lane's split
+  float group_factor_ = 0, beside_group_ = 0;
   float sink_ = 0, factor_ = 0;
 };
 

@@ -14,6 +14,9 @@ struct CombineSpec {
   bool is_chained = false;    // it starts beside the kernel before it, and waits
   bool has_packed_q = false;  // as the kernel's before it
   std::int32_t most_splits = kMostSplits;
+  // Splits are joined by groups (split.h), of which partial states are; or they are of splits, to be folded first.
+  bool has_groups = false;
+  bool are_folded = false;
 
   bool operator==(const CombineSpec&) const = default;
 };

@@ -73,6 +73,10 @@ struct PlainSpec : ForwardSpec {
 struct Sm90DecodeSpec : ForwardSpec {
   // Neighbouring slices of tile_kv keys that arrive together; `stages` is how many such boxes shared memory has.
   std::int32_t slices_of_box = 1;
+  // Splits are joined by groups (shared/split.h). A CTA takes whole groups and leaves a state of each; else it takes
+  // splits, and the combine kernel makes groups of them. The same bits.
+  bool has_groups = false;
+  bool takes_groups = false;
 
   bool operator==(const Sm90DecodeSpec&) const = default;
 };

@@ -33,4 +33,21 @@ constexpr int num_splits(int seqlen_kv, int most_splits) {
   return (seqlen_kv + keys - 1) / keys;
 }
 
+/// A group is 2,048 keys, where splits are as short as they may be; else a split.
+inline constexpr int kSplitsOfGroup = 4;
+
+/// How many splits that follow each other make a group, whose states are made one before groups are joined
+/// (common/fold_splits.cuh): by whoever has them all.
+constexpr int splits_of_group(int seqlen_kv, int most_splits) {
+  const bool are_short =
+      keys_per_split(seqlen_kv, most_splits) == fewest_keys_per_split(most_splits);
+  return are_short ? kSplitsOfGroup : 1;
+}
+
+/// Of a sequence without keys one, too.
+constexpr int num_groups(int seqlen_kv, int most_splits) {
+  const int size = splits_of_group(seqlen_kv, most_splits);
+  return (num_splits(seqlen_kv, most_splits) + size - 1) / size;
+}
+
 }  // namespace fovea::cuda

@@ -13,8 +13,8 @@ namespace fovea::cuda::sm90 {
 
 /// Counts the splits of all sequences, one after the other, and of each all row tiles, which share its keys or are
 /// those of neighbouring kv heads. Each lane has one of 32 sequences. Indices that are asked for rise. has_q_tiles: a
-/// sequence may have more queries than a tile.
-template <auto spec, bool has_q_tiles>
+/// sequence may have more queries than a tile. by_groups: counts groups of splits, and finds the first of each.
+template <auto spec, bool has_q_tiles, bool by_groups = false>
 class SplitFinder {
  public:
   FOVEA_DEVICE_MEMBER explicit SplitFinder(const ForwardParams& p)
@@ -50,7 +50,9 @@ class SplitFinder {
     work.q_head = (has_q_tiles ? row_tile % head_units_ : row_tile) * spec.heads_per_tile;
     if constexpr (has_q_tiles) work.q_begin = row_tile / head_units_ * kQueriesOfTile<spec>;
     work.kv_head = work.q_head / p_.group;
-    take_split<spec>(work, inside / row_tiles());
+    const std::int32_t unit = inside / row_tiles();
+    take_split<spec>(
+        work, by_groups ? unit * splits_of_group(work.sequence.seqlen_kv, spec.most_splits) : unit);
     return work;
   }
 
@@ -70,7 +72,9 @@ class SplitFinder {
       kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
       kv_row_ = static_cast<std::int32_t>(s.kv_row);
       seqlen_kv_ = s.seqlen_kv;
-      splits = num_splits(seqlen_kv_, spec.most_splits) * row_tiles();
+      splits = (by_groups ? num_groups(seqlen_kv_, spec.most_splits)
+                          : num_splits(seqlen_kv_, spec.most_splits)) *
+               row_tiles();
       if constexpr (spec.has_packed_q) {
         q_row_ = static_cast<std::int32_t>(s.q_row);
         seqlen_q_ = s.seqlen_q;

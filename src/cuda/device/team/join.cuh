@@ -39,6 +39,15 @@ struct Parts {
   }
 };
 
+/// A row at its end, as all lanes of a warp have it; of its columns four of each lane.
+struct JoinedRow {
+  RowResult result;
+  float sum;           // of its weights
+  float row_max;       // as callers get it
+  ptx::F32x4 columns;  // times result.factor; 0 where the lane has none
+  bool is_finite;      // else nothing of it holds
+};
+
 template <TeamSpec spec, class Mods, class Parts>
 struct Join {
   const Team<spec>& team;
@@ -50,8 +59,51 @@ struct Join {
 #pragma unroll 1
     for (int row = warp; row < Parts::kRows; row += num_warps) {
       const RowView<spec> r = team.row_at(row);
-      if (r.exists) join_row(r, row, careful);
+      if (!r.exists) continue;
+      const JoinedRow joined = join(row);
+      if (joined.is_finite) {
+        store(r, joined);
+      } else {
+        careful(r);
+      }
     }
+  }
+
+  FOVEA_DEVICE_MEMBER JoinedRow join(int row) const {
+    const ForwardParams& p = team.p;
+    const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
+    const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
+    Part part[Parts::kParts];
+    Part whole{-infinity(), 0.0F, -infinity()};
+#pragma unroll
+    for (int i = 0; i < Parts::kParts; ++i) {
+      part[i] = part_of(i, row);
+      whole.origin = ptx::max_ftz(whole.origin, part[i].origin);
+      whole.row_max = ptx::max_ftz(whole.row_max, part[i].row_max);
+    }
+    float weights[Parts::kParts];
+#pragma unroll
+    for (int i = 0; i < Parts::kParts; ++i) {
+      weights[i] = weight_of(part[i], whole.origin, c);
+      whole.sum = ptx::fma_rn(weights[i], part[i].sum, whole.sum);
+    }
+    const int col = team.lane * 4;
+    ptx::F32x4 sum{0, 0, 0, 0};
+    if (col < spec.head_dim_v) sum = join_columns(weights, row, col);
+    RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
+    if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
+    return {result,
+            whole.sum,
+            finish_row_max(whole.row_max, whole.sum, unit),
+            {sum.x * result.factor, sum.y * result.factor, sum.z * result.factor,
+             sum.w * result.factor},
+            ptx::vote_all(is_finite(sum))};
+  }
+
+  FOVEA_DEVICE_MEMBER void store(const RowView<spec>& r, const JoinedRow& joined) const {
+    if (team.lane == 0) r.store_values(joined.result.lse, joined.sum, joined.row_max);
+    if (team.lane * 4 < spec.head_dim_v)
+      ptx::st_global(reinterpret_cast<ptx::F32x4*>(r.out()) + team.lane, joined.columns);
   }
 
  private:
@@ -82,40 +134,6 @@ struct Join {
              ptx::fma_rn(weights[i], part.z, sum.z), ptx::fma_rn(weights[i], part.w, sum.w)};
     }
     return sum;
-  }
-
-  template <class Careful>
-  FOVEA_DEVICE_MEMBER void join_row(const RowView<spec>& r, int row, const Careful& careful) const {
-    const ForwardParams& p = team.p;
-    const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
-    const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
-    Part part[Parts::kParts];
-    Part whole{-infinity(), 0.0F, -infinity()};
-#pragma unroll
-    for (int i = 0; i < Parts::kParts; ++i) {
-      part[i] = part_of(i, row);
-      whole.origin = ptx::max_ftz(whole.origin, part[i].origin);
-      whole.row_max = ptx::max_ftz(whole.row_max, part[i].row_max);
-    }
-    float weights[Parts::kParts];
-#pragma unroll
-    for (int i = 0; i < Parts::kParts; ++i) {
-      weights[i] = weight_of(part[i], whole.origin, c);
-      whole.sum = ptx::fma_rn(weights[i], part[i].sum, whole.sum);
-    }
-    const int col = team.lane * 4;
-    const bool has_cols = col < spec.head_dim_v;
-    ptx::F32x4 sum{0, 0, 0, 0};
-    if (has_cols) sum = join_columns(weights, row, col);
-    if (!ptx::vote_all(is_finite(sum))) return careful(r);
-    RowResult result = finish_row({whole.origin, whole.sum}, unit, -infinity());
-    if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
-    if (team.lane == 0)
-      r.store_values(result.lse, whole.sum, finish_row_max(whole.row_max, whole.sum, unit));
-    if (!has_cols) return;
-    ptx::st_global(reinterpret_cast<ptx::F32x4*>(r.out()) + team.lane,
-                   ptx::F32x4{sum.x * result.factor, sum.y * result.factor, sum.z * result.factor,
-                              sum.w * result.factor});
   }
 
   FOVEA_DEVICE_MEMBER static bool is_finite(const ptx::F32x4& x) {

@@ -11,6 +11,7 @@
 #include "ptx/warp.cuh"
 #include "sm90/decode/box_walk.cuh"
 #include "sm90/decode/cta.cuh"
+#include "sm90/decode/group.cuh"
 #include "team/compute.cuh"
 #include "team/join.cuh"
 #include "team/scores.cuh"
@@ -32,6 +33,7 @@ struct Reader {
   const Cta<spec>& cta;
   Ring<L::kStages> boxes{0};
   Ring<L::kRecords> records{0};
+  Group<spec, Mods> group{};  // where the CTA takes groups
 
   FOVEA_DEVICE_MEMBER explicit Reader(const Cta<spec>& of_cta) : cta(of_cta) {}
 
@@ -147,9 +149,10 @@ struct Reader {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void join(const Work& work) const {
+  FOVEA_DEVICE_MEMBER void join(const Work& work) {
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
     const team::Join<L::kWarpSpec, Mods, typename L::Parts> rows{team, cta.parts()};
+    if constexpr (spec.takes_groups) return group.add(cta.warp, rows);
     rows.run(cta.warp, L::kReaders,
              [](const Row& row) { CarefulRow<L::kWarpSpec, Mods>(row).run(); });
   }

@@ -76,16 +76,31 @@ struct Load {
       : cta(of_cta), loader(of_cta.warp - L::kReaders) {}
 
   FOVEA_DEVICE_MEMBER void run() {
-    SplitFinder<spec, false> finder(cta.p.common);
+    SplitFinder<spec, false, spec.takes_groups> finder(cta.p.common);
     for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
-      const Work work = finder.find(idx);
-      if (loader == 0) cta.post_work(work, records);  // both find the same
+      Work work = finder.find(idx);
+      post(work);
       if (work.is_nothing) return;
       load_split(work);
+      if constexpr (spec.takes_groups) load_rest_of_group(work);
     }
   }
 
  private:
+  /// Both loading warps find the same splits.
+  FOVEA_DEVICE_MEMBER void post(const Work& work) {
+    if (loader == 0) cta.post_work(work, records);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_rest_of_group(Work& work) {
+#pragma unroll 1
+    while (!ends_group<spec>(work)) {
+      take_split<spec>(work, work.split + 1);
+      post(work);
+      load_split(work);
+    }
+  }
+
   FOVEA_DEVICE_MEMBER void load_split(const Work& work) {
     const TileSpan rows = span_of<L::kWarpSpec>(work);
     Walk walk(cta, work, rows);
