@@ -236,30 +236,51 @@ struct Combine {
 
   // ---- groups ------------------------------------------------------------------------------------
 
-  /// Lane s has split s: it takes the steps of its group up to that one. Then lane g has lse of group g.
+  /// Lane s has split s, and takes its step of its group; those behind the last take steps that change nothing. Then
+  /// lane g has lse of group g.
   FOVEA_DEVICE_MEMBER void fold_lse() {
+    static_assert(kSplitsOfGroup == 4, "maxima by two steps, sums by three");
     const int lane = ptx::lane_idx();
-    float beside = -infinity();
-    if (spec.wants_row_max || ptx::vote_any(is_huge(lse_.low)))
-      beside = load_splits(p.partial_max + row.row * p.max_splits, row.count, -infinity()).low;
-    FoldedSplits group;
-#pragma unroll
-    for (int i = 0; i < kSplitsOfGroup; ++i) {
-      const int split = lane / kSplitsOfGroup * kSplitsOfGroup + i;
-      const float lse = ptx::shfl_idx(lse_.low, split);
-      const float its_beside = ptx::shfl_idx(beside, split);
-      if (split <= lane && split < row.count) step_ = group.add(lse, its_beside);
+    const int place = lane % kSplitsOfGroup;
+    const float lse = lse_.low;
+    FoldedSplits group;  // up to and with the lane's split
+    group.top = ptx::max_ftz(-infinity(), lse);
+    for (int by = 1; by <= 2; by *= 2) {
+      const float before = of_lane(group.top, lane - by);
+      if (place >= by) group.top = ptx::max_ftz(group.top, before);
     }
-    if (lane >= row.count) step_ = {1.0F, 0.0F, false};
+    float beside = -infinity();
+    if (spec.wants_row_max || ptx::vote_any(is_huge(lse))) {
+      beside = load_splits(p.partial_max + row.row * p.max_splits, row.count, -infinity()).low;
+      group.row_max = max_of_split(lse, beside);
+      for (int by = 1; by <= 2; by *= 2)
+        group.row_max = max_or_nan(group.row_max, of_lane(group.row_max, lane ^ by));
+    }
+    const float before = of_lane(group.top, lane - 1);
+    step_ = fold_step(place == 0 ? -infinity() : before, group.top, lse, beside);
+    group.sum = step_.added;
+    for (int i = 1; i < kSplitsOfGroup; ++i) {
+      const float sum_before = of_lane(group.sum, lane - 1);
+      if (place == i) group.sum = ptx::fma_rn(step_.kept, sum_before, step_.added);
+    }
+    finish_groups(group);
+  }
+
+  /// group: of lane 4 g + 3, group g.
+  FOVEA_DEVICE_MEMBER void finish_groups(const FoldedSplits& group) {
     const RowResult result = group.result();
     group_factor_ = result.factor;
-    const int last = least(kSplitsOfGroup * lane + kSplitsOfGroup, row.count) - 1;
-    const float lse = ptx::shfl_idx(result.lse, last % ptx::kWarpLanes);
-    const float its_beside =
-        ptx::shfl_idx(beside_lse(result.lse, group.sum, group.row_max), last % ptx::kWarpLanes);
-    const bool exists = kSplitsOfGroup * lane < row.count;
-    lse_.low = exists ? lse : -infinity();
-    beside_group_ = exists ? its_beside : -infinity();
+    const float beside = beside_lse(result.lse, group.sum, group.row_max);
+    const int first = kSplitsOfGroup * ptx::lane_idx();
+    const float its_lse = of_lane(result.lse, first + kSplitsOfGroup - 1);
+    const float its_beside = of_lane(beside, first + kSplitsOfGroup - 1);
+    lse_.low = first < row.count ? its_lse : -infinity();
+    beside_group_ = first < row.count ? its_beside : -infinity();
+  }
+
+  /// Of the lane, or of any where there is no such lane.
+  FOVEA_DEVICE_MEMBER static float of_lane(float x, int lane) {
+    return ptx::shfl_idx(x, lane & (ptx::kWarpLanes - 1));
   }
 
   FOVEA_DEVICE_MEMBER FoldStep step_of(int split) const {
@@ -409,8 +430,7 @@ struct Combine {
          ++split) {
       group = fold(group, step_of(split), of_split(split));
     }
-    const int last = least((state + 1) * kSplitsOfGroup, row.count) - 1;
-    return times(group, ptx::shfl_idx(group_factor_, last));
+    return times(group, ptx::shfl_idx(group_factor_, (state + 1) * kSplitsOfGroup - 1));
   }
 
   /// Beside a large sink too, infinity stays.

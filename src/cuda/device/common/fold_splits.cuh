@@ -31,25 +31,35 @@ struct FoldStep {
   bool is_seen;  // the split saw a key
 };
 
+/// top: of lse of the splits before; greatest: of this one's too; beside: what the split leaves beside lse (beside_lse).
+FOVEA_DEVICE FoldStep fold_step(float top, float greatest, float lse, float beside) {
+  const bool is_seen = lse != -infinity();
+  // Where lse is the maximum itself, those that have it count by their sums; all others weigh nothing.
+  if (is_huge(greatest))
+    return {top == greatest ? 1.0F : 0.0F,
+            lse == greatest ? ptx::ex2_approx_ftz(beside * kLog2E) : 0.0F, is_seen};
+  return {weight_of(top, greatest), weight_of(lse, greatest), is_seen};
+}
+
+/// A split's maximum, from what it leaves.
+FOVEA_DEVICE float max_of_split(float lse, float beside) { return is_huge(lse) ? lse : beside; }
+
+FOVEA_DEVICE float max_or_nan(float a, float b) {
+  return is_nan(a) || is_nan(b) ? quiet_nan() : ptx::max_ftz(a, b);
+}
+
 /// Splits of a row so far, but for their sums.
 struct FoldedSplits {
   float top = -infinity();
   float sum = 0;  // relative to top
   float row_max = -infinity();
 
-  /// beside: what the split leaves beside lse (beside_lse).
   FOVEA_DEVICE_MEMBER FoldStep add(float lse, float beside) {
     const float greatest = ptx::max_ftz(top, lse);
-    FoldStep step{weight_of(top, greatest), weight_of(lse, greatest), lse != -infinity()};
-    // Where lse is the maximum itself, those that have it count by their sums; all others weigh nothing.
-    if (is_huge(greatest)) {
-      step.kept = top == greatest ? 1.0F : 0.0F;
-      step.added = lse == greatest ? ptx::ex2_approx_ftz(beside * kLog2E) : 0.0F;
-    }
+    const FoldStep step = fold_step(top, greatest, lse, beside);
     sum = ptx::fma_rn(step.kept, sum, step.added);
     top = greatest;
-    const float own_max = is_huge(lse) ? lse : beside;
-    row_max = is_nan(row_max) || is_nan(own_max) ? quiet_nan() : ptx::max_ftz(row_max, own_max);
+    row_max = max_or_nan(row_max, max_of_split(lse, beside));
     return step;
   }
 
