@@ -24,6 +24,9 @@ constexpr std::int64_t kSplitsOfHeads = 128;
 constexpr std::int64_t kRowsOfSmallStates = 4;
 /// From so many sequences and kv heads on for each SM, a CTA takes whole groups of splits.
 constexpr std::int64_t kTenthsOfPairsOfAnSm = 18;
+/// Keys of so many bytes leave L2 by its own order, where a CTA takes whole groups: it reads them faster. Fewer leave
+/// first, so that what was there before need not be written to memory.
+constexpr std::int64_t kBytesOfManyKeys = std::int64_t{200} << 20;
 /// Splits are counted in 32 bits.
 constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
 /// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
@@ -66,6 +69,11 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.has_groups = spec.most_splits < kMostSplits;
   spec.slices_of_box = f.is_paged ? 1 : kSlicesOfBox;
   return spec;
+}
+
+/// And of values, as many as there may be.
+std::int64_t bytes_of_keys(const ForwardProblem& f) {
+  return f.num_sequences * f.seqlen_kv * f.num_heads_kv * (f.head_dim_qk + f.head_dim_v) * 2;
 }
 
 /// Are there so many sequences and kv heads that the machine is full without a split of any? Bits are the same.
@@ -166,6 +174,8 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
     launch.params.k_slice = map_of(tensors.k, spec.tile_kv, true);
     launch.params.v_slice = map_of(tensors.v, spec.tile_kv, true);
   }
+  launch.params.keys_go_first =
+      spec.takes_groups && bytes_of_keys(problem) >= kBytesOfManyKeys ? 0 : 1;
   launch.params.common = launch.common.params;
   const int num_sms = usable_sms(problem, plan.device);
   const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);

@@ -39,6 +39,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"ld_global_nc", 80, "a.u[0] = ld_global_nc((std::uint8_t*)a.f + 1) + ld_global_nc((std::uint16_t*)a.f + 2) + ld_global_nc(a.u + 2) + sum(ld_global_nc((U32x2*)a.f + 4)) + sum(ld_global_nc((U32x4*)a.f + 8));",
      {"LDG.E.U8.CONSTANT", "LDG.E.U16.CONSTANT", "LDG.E.CONSTANT", "LDG.E.64.CONSTANT", "LDG.E.128.CONSTANT"}},
     {"st_global", 80, "st_global((std::uint8_t*)a.f, std::uint8_t(a.n)); st_global((std::uint16_t*)a.f + 1, std::uint16_t(a.n)); st_global(a.i32 + 1, a.n); st_global((U32x2*)a.f + 1, U32x2{1, s}); st_global((U32x4*)a.f + 1, U32x4{1, s, 3, s});",
+    {"st_global_cache_hint", 80, "st_global_cache_hint((F32x4*)a.f, {s * 1.F, 0, 0, 0}, CachePolicy::evict_last);", {"STG.E"}},
      {"STG.E.U8 ", "STG.E.U16 ", "STG.E [", "STG.E.64 ", "STG.E.128 "}},
     {"ld_shared", 80, "a.u[0] = ld_shared<std::uint8_t>(s + 1) + ld_shared<std::uint16_t>(s + 2) + ld_shared<std::uint32_t>(s + 4) + sum(ld_shared<U32x2>(s + 8)) + sum(ld_shared<U32x4>(s + 16));",
      {"LDS.U8 ", "LDS.U16 ", "LDS R", "LDS.64 ", "LDS.128 "}},

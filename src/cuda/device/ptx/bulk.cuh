@@ -5,15 +5,9 @@
 #pragma once
 
 #include "ptx/base.cuh"
+#include "shared/cache_policy.h"
 
 namespace fovea::cuda::ptx {
-
-/// What becomes of the lines in L2: the encodings that createpolicy.fractional gives for a fraction of 1.
-enum class CachePolicy : std::uint64_t {
-  evict_first = 0x12F0000000000000ULL,
-  evict_normal = 0x1000000000000000ULL,
-  evict_last = 0x14F0000000000000ULL,
-};
 
 /// cp.async.bulk global to shared: complete_tx of `bytes` on `barrier`, which must expect them.
 FOVEA_DEVICE void cp_async_bulk_load(SharedAddress dst, const void* src, std::uint32_t bytes,

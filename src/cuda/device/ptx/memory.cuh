@@ -4,6 +4,7 @@
 #pragma once
 
 #include "ptx/base.cuh"
+#include "shared/cache_policy.h"
 
 namespace fovea::cuda::ptx {
 
@@ -103,6 +104,14 @@ FOVEA_DEVICE void st_global(T* to, const T& value) {
                  "r"(v.w)
                  : "memory");
   }
+}
+
+/// st.global.L2::cache_hint (Data Movement; sm_80), 16 bytes.
+FOVEA_DEVICE void st_global_cache_hint(F32x4* to, const F32x4& value, CachePolicy policy) {
+  asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to),
+               "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w),
+               "l"(static_cast<std::uint64_t>(policy))
+               : "memory");
 }
 
 /// ld.shared (Data Movement), 1, 2, 4, 8 or 16 bytes; `from` must be aligned to them.

@@ -72,7 +72,8 @@ struct Sm90DecodeParams {
   // Boxes of one slice and 64 elements, for a box of slices of which not all are asked for.
   TensorMapParam k_slice, v_slice;
   ForwardParams common;
-  std::int32_t rows_per_box;  // rows of a box of keys that surely lie in one page
+  std::int32_t rows_per_box;   // rows of a box of keys that surely lie in one page
+  std::int32_t keys_go_first;  // of L2's lines those of keys make room first
 };
 
 }  // namespace fovea::cuda

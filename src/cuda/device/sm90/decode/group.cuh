@@ -62,14 +62,17 @@ class Group {
     states_[0].sums = fold(states_[0].sums, step, columns);
   }
 
+  /// Lines that L2 keeps for the combine kernel: written to memory amid the keys they would cost ten times their bytes.
   FOVEA_DEVICE_MEMBER void store(const Row& r) const {
     const FoldedSplits& all = states_[0].splits;
     const RowResult result = all.result();
     const ptx::F32x4& sums = states_[0].sums;
     if (ptx::lane_idx() == 0) r.store_values(result.lse, all.sum, all.row_max);
     if (has_columns())
-      ptx::st_global(columns_of(r), ptx::F32x4{sums.x * result.factor, sums.y * result.factor,
-                                               sums.z * result.factor, sums.w * result.factor});
+      ptx::st_global_cache_hint(columns_of(r),
+                                {sums.x * result.factor, sums.y * result.factor,
+                                 sums.z * result.factor, sums.w * result.factor},
+                                ptx::CachePolicy::evict_last);
   }
 
   /// The next row's state comes to the front, so that code for a row is there once and all states are in registers.

@@ -73,7 +73,10 @@ struct Load {
   Ring<L::kRecords> records{1};
 
   FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta)
-      : cta(of_cta), loader(of_cta.warp - L::kReaders) {}
+      : cta(of_cta),
+        loader(of_cta.warp - L::kReaders),
+        policy_(of_cta.p.keys_go_first != 0 ? ptx::CachePolicy::evict_first
+                                            : ptx::CachePolicy::evict_normal) {}
 
   FOVEA_DEVICE_MEMBER void run() {
     SplitFinder<spec, false, spec.takes_groups> finder(cta.p.common);
@@ -178,10 +181,11 @@ struct Load {
       if (panel > 0 && !by_panels) return;
       const std::int32_t at[5] = {T::kElement.of_panel * panel, row, 0, head, batch};
       ptx::cp_async_bulk_tensor_load<5>(to.panel(panel) + Tile::kRowPitch * to_row, tensor_map(map),
-                                        at, cta.barrier(L::kAt.full, boxes.stage),
-                                        ptx::CachePolicy::evict_first);
+                                        at, cta.barrier(L::kAt.full, boxes.stage), policy_);
     }
   }
+
+  const ptx::CachePolicy policy_;
 };
 
 }  // namespace fovea::cuda::sm90::decoding

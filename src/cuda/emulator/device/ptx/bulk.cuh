@@ -2,14 +2,9 @@
 #pragma once
 
 #include "ptx/base.cuh"
+#include "shared/cache_policy.h"
 
 namespace fovea::cuda::ptx {
-
-enum class CachePolicy : std::uint64_t {
-  evict_first = 0x12F0000000000000ULL,
-  evict_normal = 0x1000000000000000ULL,
-  evict_last = 0x14F0000000000000ULL,
-};
 
 FOVEA_DEVICE void cp_async_bulk_load(SharedAddress dst, const void* src, std::uint32_t bytes,
                                      SharedAddress barrier, CachePolicy, Site site = Site::here()) {

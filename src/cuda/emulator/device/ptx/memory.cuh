@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ptx/base.cuh"
+#include "shared/cache_policy.h"
 
 namespace fovea::cuda::ptx {
 
@@ -43,6 +44,12 @@ FOVEA_DEVICE void st_global(T* to, const T& value, Site site = Site::here()) {
   static_assert(kIsAccess<T>, "a store has 1, 2, 4, 8 or 16 bytes");
   emulator::check_registers(&value, sizeof(T), {"st.global", site});
   emulator::store_global(to, &value, sizeof(T), {"st.global", site});
+}
+
+FOVEA_DEVICE void st_global_cache_hint(F32x4* to, const F32x4& value, CachePolicy,
+                                       Site site = Site::here()) {
+  emulator::check_registers(&value, sizeof value, {"st.global", site});
+  emulator::store_global(to, &value, sizeof value, {"st.global", site});
 }
 
 template <class T>
