@@ -69,6 +69,18 @@ Explanation explain_where(const Problem& problem, bool wants_backward,
                         : explain_for(problem, architecture);
 }
 
+/// Where --arch names a GPU, options are those of its kind.
+void take_architecture(const std::string& architecture, AttentionOptions& options) {
+  if (architecture.empty()) return;
+  const bool is_amd = cuda::jit::parse_architecture(architecture, "--arch").is_amd();
+  if (options.is_on_gpu())
+    bad_input("--arch: names a GPU that is not here; expected none with --device");
+  if (options.quant.accuracy > 0)
+    bad_input(
+        "--arch: beside --accuracy; expected --quant: which recipe is faster only the GPU knows");
+  options.device = is_amd ? Device::rocm() : Device::cuda();
+}
+
 }  // namespace
 
 int run_explain(const std::vector<std::string>& words) {
@@ -96,6 +108,7 @@ int run_explain(const std::vector<std::string>& words) {
   line.add_flag({"--json", "", "Output", "print one JSON object"}, wants_json);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
 
+  take_architecture(architecture, options);
   refuse_options_of_other_devices(options);
   OutputFiles files;
   const Inputs inputs = inputs_of(options, files);
@@ -104,10 +117,6 @@ int run_explain(const std::vector<std::string>& words) {
                      options.layout);
   Problem problem = problem_of(args);
   problem.num_threads = options.threads;
-  if (!architecture.empty()) {
-    const bool is_amd = cuda::jit::parse_architecture(architecture, "--arch").is_amd();
-    options.device = is_amd ? Device::rocm() : Device::cuda();
-  }
   problem = on_device(problem, options.device);
   const Explanation explanation = explain_where(problem, wants_backward, architecture);
   const Sharding ranks = sharding.num_ranks ? explain_ranks(problem, sharding) : Sharding{};

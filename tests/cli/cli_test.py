@@ -647,7 +647,8 @@ class Reports(CommandTest):
         self.assertIn("compute capability 10.0; expected 12.0 or 12.1, whose warps multiply four bits", refused.stdout)
         self.expect(self.run_fovea(*words, "--arch", "sm_1"), 2, "--arch")
         self.expect(self.run_fovea(*words, "--arch", "sm_90a", "--device", "cuda"), 2, "--device")
-        self.expect(self.run_fovea(*words, "--arch", "sm_90a", "--backward"), 2, "--backward")
+        gradients = json.loads(self.run_fovea(*words, "--arch", "sm_90a", "--backward", "--json").stdout)
+        self.assertEqual((gradients["kernel"], gradients["target"]), ("cuda/sm90/attention_backward", "sm_90a"))
         self.expect(self.run_fovea(*words, "--arch", "sm_90a", "--accuracy", "0.1"), 2, "--quant")
 
     def test_what_cannot_run_here_is_exit_code_3(self):
@@ -897,7 +898,7 @@ class Kernels(CommandTest):
         shape = ["--seqlen-q", "64", "--head-dim", "64", "--dtype", "bf16"]
         result = self.run_with("explain", *shape, "--arch", "gfx942")
         self.assertEqual(result.returncode, 0, result.stderr)
-        self.assertIn("kernel     cuda/sm80/attention_forward_f32 on gfx942", result.stdout)
+        self.assertIn("kernel     cuda/cdna/attention_forward on gfx942", result.stdout)
         self.assertIn("tuning     not measured on hardware", result.stdout)
         self.assertIn("this is gfx942 of AMD; expected a GPU of NVIDIA", result.stdout)
         result = self.run_with("explain", *shape, "--arch", "sm_90a")
