@@ -44,7 +44,7 @@ struct Call {
     constexpr std::size_t kBytes = std::size_t{16} << 20U;
     std::byte* at = nullptr;
     if (has_gpu) {
-      const auto& context = cuda::driver::process_context(0);
+      const auto& context = cuda::driver::process_context(Device::cuda());
       memory = std::make_shared<cuda::driver::DeviceMemory>(context, kBytes);
       stream = std::make_shared<cuda::driver::OwnedStream>(context);
       memory->fill(0, stream->get());
@@ -230,7 +230,7 @@ void time_problem(benchmark::State& state) {
 
 void time_tensor_maps(benchmark::State& state) {
   const Call call(true);
-  const auto& context = cuda::driver::process_context(0);
+  const auto& context = cuda::driver::process_context(Device::cuda());
   const cuda::driver::ContextScope scope(context);
   cuda::driver::TensorMapSpec spec{.element = cuda::driver::TensorMapElement::bf16, .rank = 4};
   spec.shape = {kHeadDim, kRows, kHeads, kBatch};
@@ -246,7 +246,7 @@ void time_tensor_maps(benchmark::State& state) {
 /// All that Hopper's kernel takes before it is launched.
 void time_sm90_launch(benchmark::State& state) {
   const Call call(true, causal());
-  const auto& context = cuda::driver::process_context(0);
+  const auto& context = cuda::driver::process_context(Device::cuda());
   const cuda::driver::ContextScope scope(context);
   const ForwardProblem problem = problem_of_call(call);
   const cuda::ForwardPlan plan = cuda::choose_forward(problem, cuda::typical_device(9, 0));
@@ -259,7 +259,7 @@ void time_sm90_launch(benchmark::State& state) {
 
 void time_memset(benchmark::State& state) {
   const Call call(true);
-  const auto& context = cuda::driver::process_context(0);
+  const auto& context = cuda::driver::process_context(Device::cuda());
   const cuda::driver::ContextScope scope(context);
   const auto address = reinterpret_cast<cuda::driver::DevicePointer>(call.args.workspace.data());
   time_bursts(
@@ -275,7 +275,8 @@ void time_launch(benchmark::State& state, int bytes) {
                                            std::string(cuda::jit::kEntryName) +
                                            "(const __grid_constant__ Params p) {}\n",
                                    .label = "empty"};
-  const auto kernel = cuda::jit::process_loader().load(text, cuda::driver::process_context(0));
+  const auto kernel =
+      cuda::jit::process_loader().load(text, cuda::driver::process_context(Device::cuda()));
   const std::array<std::byte, 4096> params{};
   void* pointers[] = {const_cast<std::byte*>(params.data())};
   time_bursts(

@@ -45,9 +45,11 @@ void print_forwards(std::ofstream& out) {
           table);
   const cuda::DeviceTraits turing = cuda::typical_device(7, 5);
   for (const auto& each : testing::turing_cases())
-    print(each.label, testing::plan_of(each.label, testing::problem_of_case(each), turing), out, table);
+    print(each.label, testing::plan_of(each.label, testing::problem_of_case(each), turing), out,
+          table);
   for (const auto& each : testing::turing_cache_cases())
-    print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), turing), out, table);
+    print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), turing), out,
+          table);
   for (const auto& each : testing::short_cases()) {
     const ForwardProblem problem =
         testing::planned_for_short(testing::problem_of_case(each), testing::kMostPacked);
@@ -135,7 +137,8 @@ void print_amds(std::ofstream& out) {
   for (const auto& cases : {testing::amd_cases(), testing::cdna_cases()})
     for (const auto& each : cases) print_on_amd(each.label, testing::problem_of_case(each));
   for (const auto& cases : {testing::amd_cache_cases(), testing::cdna_cache_cases()})
-    for (const auto& each : cases) print_on_amd(each.label, testing::problem_of_cache(each.problem));
+    for (const auto& each : cases)
+      print_on_amd(each.label, testing::problem_of_cache(each.problem));
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedForward kForwards[] = {{\n{}}};\n}}\n",
       table);

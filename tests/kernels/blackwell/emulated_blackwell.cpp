@@ -62,7 +62,7 @@ void run_blackwell(const Run& run, Emulation& emulation) {
   const auto& spec = plan.spec.as<cuda::Sm100ForwardSpec>();
   const bool trusts_pipe = sm100_tensor_layout(spec).is_p_over_s && !spec.awaits_sums;
   emulation.options.tensor_order = trusts_pipe ? TensorOrder::pipe : TensorOrder::text;
-  register_tensors(run, emulation);
+  start(run, emulation);
   const auto workspace = emulation.device.buffer(
       "workspace", std::vector<unsigned char>((plan.workspace_bytes + 255) / 256 * 256, kGarbage));
   cuda::Sm90Launch call =

@@ -51,7 +51,7 @@ struct Fp4Forward {
   static constexpr TeamSpec kTeam = fp4_team_spec(spec);
   static constexpr Fp4Layout kAt = fp4_layout(spec);
   static constexpr int kAhead = spec.stages - 1;
-  using Tiles = typename team::WalkOf<Mods>::Type;
+  using Tiles = typename WalkOf<Mods>::Type;
   static_assert(spec.tile_kv == kQuantizedTile && kQuantizedTile % spec.tile_q == 0,
                 "a tile of keys is a record, rows of a tile are of one block");
   static_assert(spec.tile_q == 16 * spec.num_warps && spec.heads_per_tile == 1 && !spec.is_split,

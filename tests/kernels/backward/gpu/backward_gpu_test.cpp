@@ -51,7 +51,7 @@ void run_as_turing(const AttentionBackward& args) {
   copies.add(tensors_of_gradients(args));
   const AttentionBackward call = copies.call(args);
   const GradientProblem problem = validate(problem_of(call), "test");
-  const cuda::driver::DeviceContext& context = cuda::driver::process_context(0);
+  const cuda::driver::DeviceContext& context = cuda::driver::process_context(Device::cuda());
   cuda::BackwardPlan plan = plan_of_owners(problem, cuda::typical_device(7, 5));
   cuda::load(cuda::jit::process_loader(), context, plan);
   DeviceMemory workspace(context, plan.workspace_bytes + 1);

@@ -49,7 +49,7 @@ void run_as_turing(const AttentionJvp& args) {
   copies.add(tensors_of_tangents(args));
   const AttentionJvp call = copies.call(args);
   const TangentProblem problem = validate(problem_of(call), "test");
-  const cuda::driver::DeviceContext& context = cuda::driver::process_context(0);
+  const cuda::driver::DeviceContext& context = cuda::driver::process_context(Device::cuda());
   cuda::JvpPlan plan = cuda::choose_jvp(problem, cuda::typical_device(7, 5));
   cuda::load(cuda::jit::process_loader(), context, plan);
   DeviceMemory workspace(context, plan.workspace_bytes + 1);

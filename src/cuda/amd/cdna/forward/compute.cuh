@@ -149,7 +149,7 @@ struct Sums {
   /// Four neighbouring keys of a lane are one evaluation of the generator. Decisions of a block first: a loop that is
   /// not unrolled draws them, and scores need no more than a bit each.
   FOVEA_DEVICE_MEMBER static void drop(const Wave<spec>& wave, Scores& s, VisitedTile tile) {
-    const DropoutKey key = dropout_key<spec.reads_dropout_seed>(wave.p);
+    const DropoutKeyOf<spec> key = dropout_key<spec>(wave.p);
     const RowView<spec> row = wave.row();
     const std::int32_t first = tile.idx * (spec.tile_kv / 4) + wave.half();
 #pragma unroll
