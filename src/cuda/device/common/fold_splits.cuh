@@ -1,5 +1,5 @@
-// Splits of a row made one state, in their order: a group (shared/split.h). By the CTA that has computed them all, or by
-// the combine kernel, where each is another CTA's: the same steps, so the same bits.
+// Splits of a row made one state, in their order: a group (shared/split.h). By the CTA that has computed them all, or
+// by the combine kernel, where each is another CTA's: the same steps, so the same bits.
 //
 //   top' = max(top, lse_s),  O' = exp(top - top') O + exp(lse_s - top') O_s,  l' the same of l and 1
 //
@@ -31,7 +31,8 @@ struct FoldStep {
   bool is_seen;  // the split saw a key
 };
 
-/// top: of lse of the splits before; greatest: of this one's too; beside: what the split leaves beside lse (beside_lse).
+/// top: of lse of the splits before; greatest: of this one's too; beside: what the split leaves beside lse
+/// (beside_lse).
 FOVEA_DEVICE FoldStep fold_step(float top, float greatest, float lse, float beside) {
   const bool is_seen = lse != -infinity();
   // Where lse is the maximum itself, those that have it count by their sums; all others weigh nothing.
