@@ -72,8 +72,9 @@ struct Sm90DecodeParams {
   // Boxes of one slice and 64 elements, for a box of slices of which not all are asked for.
   TensorMapParam k_slice, v_slice;
   ForwardParams common;
-  std::int32_t rows_per_box;   // rows of a box of keys that surely lie in one page
-  std::int32_t keys_go_first;  // of L2's lines those of keys make room first
+  std::int32_t rows_per_box;  // rows of a box of keys that surely lie in one page
+  // Of L2's lines those of keys make room first; else they go by its own order, and sums of groups stay longest.
+  std::int32_t keys_go_first;
 };
 
 }  // namespace fovea::cuda

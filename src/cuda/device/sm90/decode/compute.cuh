@@ -152,7 +152,7 @@ struct Reader {
   FOVEA_DEVICE_MEMBER void join(const Work& work) {
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
     const team::Join<L::kWarpSpec, Mods, typename L::Parts> rows{team, cta.parts()};
-    if constexpr (spec.takes_groups) return group.add(cta.warp, rows);
+    if constexpr (spec.takes_groups) return group.add(cta.warp, rows, cta.policy_of_sums());
     rows.run(cta.warp, L::kReaders,
              [](const Row& row) { CarefulRow<L::kWarpSpec, Mods>(row).run(); });
   }

@@ -7,6 +7,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
+#include "shared/cache_policy.h"
 #include "shared/forward_params_sm90.h"
 #include "shared/forward_spec.h"
 #include "sm90/role_warp.cuh"
@@ -62,6 +63,17 @@ struct Cta : RoleWarp {
     return {box.base + slice * spec.tile_kv * Tile::kRowPitch};
   }
   FOVEA_DEVICE_MEMBER typename L::Parts parts() const { return {smem + L::kAt.parts}; }
+
+  // ---- what becomes of lines in L2 ---------------------------------------------------------------
+
+  FOVEA_DEVICE_MEMBER ptx::CachePolicy policy_of_keys() const {
+    return p.keys_go_first != 0 ? ptx::CachePolicy::evict_first : ptx::CachePolicy::evict_normal;
+  }
+  /// Amid many keys sums of groups would be written to memory before the combine kernel reads them, at ten times the
+  /// cost of reading as many bytes.
+  FOVEA_DEVICE_MEMBER ptx::CachePolicy policy_of_sums() const {
+    return p.keys_go_first != 0 ? ptx::CachePolicy::evict_normal : ptx::CachePolicy::evict_last;
+  }
 
   // ---- splits that the loading warp posts --------------------------------------------------------
 

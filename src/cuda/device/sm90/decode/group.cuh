@@ -22,7 +22,7 @@ class Group {
 
  public:
   /// Of the CTA's next split rows warp, warp + kReaders, ...; behind the last split of a group their states go out.
-  FOVEA_DEVICE_MEMBER void add(int warp, const Join& join) {
+  FOVEA_DEVICE_MEMBER void add(int warp, const Join& join, ptx::CachePolicy policy) {
     const Work& split = join.team.work;
     Work of_group = split;
     of_group.split /= splits_of_group(split.sequence.seqlen_kv, spec.most_splits);
@@ -32,7 +32,7 @@ class Group {
     for (int row = warp; row < spec.tile_q; row += L::kReaders) {
       const Row r = team.row_at(row);
       if (r.exists) add_row(join, row, r);
-      if (r.exists && is_last) store(r);
+      if (r.exists && is_last) store(r, policy);
       turn(is_last);
     }
   }
@@ -62,8 +62,7 @@ class Group {
     states_[0].sums = fold(states_[0].sums, step, columns);
   }
 
-  /// Lines that L2 keeps for the combine kernel: written to memory amid the keys they would cost ten times their bytes.
-  FOVEA_DEVICE_MEMBER void store(const Row& r) const {
+  FOVEA_DEVICE_MEMBER void store(const Row& r, ptx::CachePolicy policy) const {
     const FoldedSplits& all = states_[0].splits;
     const RowResult result = all.result();
     const ptx::F32x4& sums = states_[0].sums;
@@ -72,7 +71,7 @@ class Group {
       ptx::st_global_cache_hint(columns_of(r),
                                 {sums.x * result.factor, sums.y * result.factor,
                                  sums.z * result.factor, sums.w * result.factor},
-                                ptx::CachePolicy::evict_last);
+                                policy);
   }
 
   /// The next row's state comes to the front, so that code for a row is there once and all states are in registers.

@@ -73,10 +73,7 @@ struct Load {
   Ring<L::kRecords> records{1};
 
   FOVEA_DEVICE_MEMBER explicit Load(const Cta<spec>& of_cta)
-      : cta(of_cta),
-        loader(of_cta.warp - L::kReaders),
-        policy_(of_cta.p.keys_go_first != 0 ? ptx::CachePolicy::evict_first
-                                            : ptx::CachePolicy::evict_normal) {}
+      : cta(of_cta), loader(of_cta.warp - L::kReaders), policy_(of_cta.policy_of_keys()) {}
 
   FOVEA_DEVICE_MEMBER void run() {
     SplitFinder<spec, false, spec.takes_groups> finder(cta.p.common);
