@@ -1031,7 +1031,7 @@ class Kernels(CommandTest):
 
     # Another tile for TINY than the table's, on a device of sm_80.
     TILE = ("cuda/sm80/attention_forward_f32 tile_q=64 tile_kv=64 num_warps=8 stages=1 q_stages=1 ctas_per_sm=1 "
-            "heads_per_tile=1 is_split=0 is_dynamic=0")
+            "heads_per_tile=1 is_split=0 is_dynamic=0 takes_groups=0")
     CLASS = "f32 to f32 head_dim 64/64 group 1 seqlen_q 64 seqlen_kv 64 rows 64"
 
     def write_tuning(self, *winners, kernels=None, device="8.0 108"):
@@ -1138,7 +1138,7 @@ class Kernels(CommandTest):
         (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
         case = {**self.LARGE["cases"][0], "backward": True}
         (self.folder / "large.json").write_text(json.dumps({"cases": [case]}))
-        tile = "tile_q={} tile_kv={} num_warps={} stages=1 q_stages=1 ctas_per_sm=1 heads_per_tile=1 is_split=0 is_dynamic=0"
+        tile = "tile_q={} tile_kv={} num_warps={} stages=1 q_stages=1 ctas_per_sm=1 heads_per_tile=1 is_split=0 is_dynamic=0 takes_groups=0"
         winner = f"cuda/sm80/attention_backward_f32 {tile.format(8, 16, 2)} + {tile.format(32, 16, 4)}"
         problem = "gradients of q k v: " + self.CLASS.replace(" 64 seqlen_kv 64 rows 64", " 2048 seqlen_kv 2048 rows 2048")
         self.write_tuning((winner, problem), device="9.0 132")

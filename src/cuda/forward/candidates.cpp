@@ -53,9 +53,14 @@ constexpr std::array kCandidates = {
     candidate_of<Sm80ForwardQuantized>(), candidate_of<Sm120ForwardFp4>(),
     candidate_of<Sm80DecodeCoded>(),      candidate_of<Sm80Coded>()};
 
+Refusal refuses_amd(const DeviceTraits& device) {
+  return {fmt::format("this is gfx{:x} of AMD; expected a GPU of NVIDIA", device.gfx)};
+}
+
 }  // namespace
 
 std::optional<Refusal> refuses_before(jit::Architecture first, const DeviceTraits& device) {
+  if (device.is_amd()) return refuses_amd(device);
   if (jit::Architecture{device.major, device.minor} >= first) return std::nullopt;
   return Refusal{fmt::format("compute capability is {}.{}; expected {}.{} or above", device.major,
                              device.minor, first.major, first.minor)};
@@ -76,8 +81,7 @@ std::optional<Refusal> refuses_any(const ForwardProblem& f, const DeviceTraits& 
 std::optional<Refusal> refuses_numbers_or_codes(const ForwardProblem& f, const DeviceTraits& device,
                                                 Machines machines) {
   if (device.is_amd()) {
-    if (machines == Machines::nvidia)
-      return Refusal{fmt::format("this is gfx{:x} of AMD; expected a GPU of NVIDIA", device.gfx)};
+    if (machines == Machines::nvidia) return refuses_amd(device);
   } else if (machines == Machines::amd) {
     return Refusal{"this is a GPU of NVIDIA; expected one of AMD"};
   } else if (auto refusal = refuses_before(jit::kOldestArchitecture, device)) {
@@ -112,7 +116,7 @@ std::optional<Refusal> refuses_16_bit(const ForwardProblem& f, const DeviceTrait
   if (auto refusal = refuses_any(f, device, machines)) return refusal;
   const Problem& p = f.problem;
   if (p.q.dtype == Dtype::f32) return Refusal{"inputs are f32; expected f16 or bf16"};
-  if (p.q.dtype == Dtype::bf16 && device.instructions() == Instructions::sm75) {
+  if (p.q.dtype == Dtype::bf16 && !device.is_amd() && device.instructions() == Instructions::sm75) {
     return Refusal{fmt::format(
         "inputs are bf16, which tensor cores of compute capability {}.{} do not multiply; expected "
         "f16, or a kernel of f32",

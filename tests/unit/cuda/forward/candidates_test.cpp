@@ -97,7 +97,7 @@ TEST(ForwardCandidates, AmdHasTheKernelThatNeedsNoTensorCores) {
     const std::string unit = planned_kernels(plan).front().text.unit;
     EXPECT_NE(unit.find("__launch_bounds__(128) "), std::string::npos) << unit;
   }
-  EXPECT_THROW(typical_amd_device(0x90a), InvalidArgument);
+  EXPECT_THROW(typical_amd_device(0x906), InvalidArgument);
 }
 
 TEST(ForwardCandidates, CdnaMultipliesByItsOwnKernel) {

@@ -39,14 +39,16 @@ class HipPlan : public testing::Test {
   driver::DeviceContext context{driver, 0};
 };
 
-TEST_F(HipPlan, F32KernelOfEveryDtypeIsCompiledLoadedAndLaunched) {
+TEST_F(HipPlan, KernelsOfEveryDtypeAreCompiledLoadedAndLaunched) {
   const DeviceTraits device = traits_of(context.info());
   EXPECT_EQ(device.gfx, 0x942);
   EXPECT_EQ(device.warp_lanes, 64);
   for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
     const ForwardProblem problem = pose({.dtype = dtype, .head_dim_qk = 64, .head_dim_v = 64});
     ForwardPlan plan = choose_forward(problem, device);
-    EXPECT_EQ(plan.candidate, "cuda/sm80/attention_forward_f32") << name(dtype);
+    EXPECT_EQ(plan.candidate, dtype == Dtype::f32 ? "cuda/sm80/attention_forward_f32"
+                                                  : "cuda/cdna/attention_forward")
+        << name(dtype);
     jit::Loader loader(options());
     ForwardLadder::load_or_fall_back(loader, context, problem, plan);
     EXPECT_EQ(plan.kernel_source, "hipRTC 20.0.0git");
