@@ -7,6 +7,7 @@
 
 #include "command.hpp"
 #include "command_line.hpp"
+#include "cuda/jit/architecture.hpp"
 #include "failure.hpp"
 
 namespace fovea::tools {
@@ -60,6 +61,11 @@ std::string print_tuning(const Json& report) {
   return (text.empty() ? "no choices, " : text) + text_of(report["path"]);
 }
 
+std::string runs_here(const std::string& architecture) {
+  const bool is_measured = cuda::jit::parse_architecture(architecture, "doctor").is_measured();
+  return is_measured ? "runs here" : "runs here; not measured on hardware";
+}
+
 /// "cuda:0      NVIDIA H200, sm_90a, 132 SMs, 140 GiB: runs here", a line for each.
 std::string print_devices(const Json& devices) {
   std::string text;
@@ -68,7 +74,7 @@ std::string print_devices(const Json& devices) {
         fmt::format("{:<11} {}, {}, {} SMs, {} GiB: {}\n", text_of(device["name"]),
                     text_of(device["model"]), text_of(device["architecture"]),
                     text_of(device["num_sms"]), device["memory_bytes"].get<std::int64_t>() >> 30U,
-                    device["runs_here"].get<bool>() ? "runs here"
+                    device["runs_here"].get<bool>() ? runs_here(text_of(device["architecture"]))
                                                     : "does not run: " + text_of(device["reason"]));
   }
   return text;

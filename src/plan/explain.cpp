@@ -10,6 +10,7 @@
 #include "cpu/features.hpp"
 #include "cpu/quantized/attention_quantized.hpp"
 #include "cuda/backward/rounded.hpp"
+#include "cuda/jit/architecture.hpp"
 #include "expr/passes.hpp"
 #include "expr/print.hpp"
 #include "mask/block_map.hpp"
@@ -132,7 +133,10 @@ void describe_bound(Explanation& e) {
 /// The kernel of a plan that has one, on a GPU.
 void describe_kernel(const ForwardProblem& f, const cuda::KernelPlan& plan, Explanation& e) {
   e.kernel = plan.candidate;
-  e.tuning = plan.device.is_amd() ? "not measured on hardware" : plan.tuning;
+  const cuda::DeviceTraits& device = plan.device;
+  const cuda::jit::Architecture architecture{device.major, device.minor, device.gfx};
+  const bool is_known = !plan.tuning.empty() || architecture.is_measured();
+  e.tuning = is_known ? plan.tuning : "not measured on hardware";
   e.kernel_source = plan.kernel_source;
   e.target = to_string(f.device());
   e.compute_dtype = name(f.problem.q.dtype);

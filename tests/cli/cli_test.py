@@ -901,9 +901,10 @@ class Kernels(CommandTest):
         self.assertIn("kernel     cuda/cdna/attention_forward on gfx942", result.stdout)
         self.assertIn("tuning     not measured on hardware", result.stdout)
         self.assertIn("this is gfx942 of AMD; expected a GPU of NVIDIA", result.stdout)
-        result = self.run_with("explain", *shape, "--arch", "sm_90a")
-        self.assertIn("on sm_90a", result.stdout)
-        self.assertNotIn("not measured", result.stdout)
+        for name, is_measured in (("sm_90a", True), ("sm_80", True), ("sm_75", False), ("sm_103a", False)):
+            result = self.run_with("explain", *shape[:-1], "f16", "--arch", name)
+            self.assertIn(f"on {name}", result.stdout)
+            self.assertEqual("not measured on hardware" in result.stdout, not is_measured, name)
         result = self.run_with("explain", *shape, "--arch", "gfx942", "--backward")
         self.expect(result, 3, "nothing here can run this problem")
         self.expect(self.run_with("explain", *shape, "--arch", "gfx900"), 2, "expected gfx90a, gfx942")

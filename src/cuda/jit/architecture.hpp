@@ -14,6 +14,8 @@ struct Architecture {
   int gfx = 0;  // 0x942 of gfx942; 0: it is NVIDIA's
 
   bool is_amd() const { return gfx != 0; }
+  /// Did kernels that such a GPU runs ever run on hardware? Those of 8.x did on a GPU of 9.0.
+  bool is_measured() const { return !is_amd() && (major == 8 || major == 9); }
   /// "sm_86", "sm_90a": from 9.0 on with the features of that very device, which wgmma and tcgen05
   /// need; such a cubin runs on no other. Of AMD "gfx942".
   std::string name() const;
