@@ -88,16 +88,4 @@ std::size_t CdnaForward::shared_bytes(const CdnaForwardSpec& spec) {
   return static_cast<std::size_t>(cdna_forward_layout(spec).bytes);
 }
 
-std::size_t CdnaForward::scratch_bytes(const CdnaForwardSpec& spec, const ForwardProblem& f) {
-  return partial_bytes(spec, f);
-}
-
-ForwardLaunch CdnaForward::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
-                                   const AttentionForward& args, const GrownCache* cache,
-                                   void* workspace, const TensorMapEncoder&) {
-  ForwardLaunch launch = forward_launch(problem, plan, args, workspace, cache);
-  place_range_tables(plan, workspace, launch);
-  return launch;
-}
-
 }  // namespace fovea::cuda

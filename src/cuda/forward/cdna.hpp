@@ -11,7 +11,6 @@
 #include "cuda/device/shared/forward_spec_cdna.h"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
-#include "cuda/params/tensor_maps.hpp"
 #include "cuda/spec_text.hpp"
 
 namespace fovea::cuda {
@@ -41,11 +40,9 @@ struct CdnaForward {
   static bool reads(const AttentionForward& args, const GrownCache* cache);
   static constexpr decltype(Candidate::reads) kReads = reads;
   static std::size_t shared_bytes(const Spec& spec);
-  static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);
+  static constexpr auto scratch_bytes = partial_bytes;
   /// A call's parameters and grids. `workspace` holds plan.workspace_bytes.
-  static ForwardLaunch prepare(const ForwardProblem& problem, const ForwardPlan& plan,
-                               const AttentionForward& args, const GrownCache* cache,
-                               void* workspace, const TensorMapEncoder& encode);
+  static constexpr auto prepare = prepare_plain;
 };
 
 }  // namespace fovea::cuda

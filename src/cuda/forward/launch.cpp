@@ -286,4 +286,12 @@ void place_range_tables(const ForwardPlan& plan, void* workspace, ForwardLaunch&
       plan.range_tables.place(launch.params.captures, bytes.subspan(plan.tables_at));
 }
 
+ForwardLaunch prepare_plain(const ForwardProblem& problem, const ForwardPlan& plan,
+                            const AttentionForward& args, const GrownCache* cache, void* workspace,
+                            const TensorMapEncoder&) {
+  ForwardLaunch launch = forward_launch(problem, plan, args, workspace, cache);
+  place_range_tables(plan, workspace, launch);
+  return launch;
+}
+
 }  // namespace fovea::cuda

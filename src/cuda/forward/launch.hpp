@@ -9,6 +9,7 @@
 #include "cuda/device/shared/forward_params.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/kernel_set.hpp"
+#include "cuda/params/tensor_maps.hpp"
 
 namespace fovea::cuda {
 
@@ -88,5 +89,10 @@ ForwardLaunch forward_launch(const ForwardProblem& problem, const ForwardPlan& p
 
 /// Lays the range tables of a mask out in the workspace; the captures' addresses are final.
 void place_range_tables(const ForwardPlan& plan, void* workspace, ForwardLaunch& launch);
+
+/// All of a call of a kernel that takes ForwardParams and nothing else.
+ForwardLaunch prepare_plain(const ForwardProblem& problem, const ForwardPlan& plan,
+                            const AttentionForward& args, const GrownCache* cache, void* workspace,
+                            const TensorMapEncoder& encode);
 
 }  // namespace fovea::cuda

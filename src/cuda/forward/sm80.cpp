@@ -171,16 +171,4 @@ std::size_t Sm80Forward::shared_bytes(const TeamSpec& spec) {
   return static_cast<std::size_t>(sm80_forward_layout(spec).bytes);
 }
 
-std::size_t Sm80Forward::scratch_bytes(const TeamSpec& spec, const ForwardProblem& f) {
-  return partial_bytes(spec, f);
-}
-
-ForwardLaunch Sm80Forward::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
-                                   const AttentionForward& args, const GrownCache* cache,
-                                   void* workspace, const TensorMapEncoder&) {
-  ForwardLaunch launch = forward_launch(problem, plan, args, workspace, cache);
-  place_range_tables(plan, workspace, launch);
-  return launch;
-}
-
 }  // namespace fovea::cuda

@@ -88,16 +88,4 @@ std::size_t Sm80ForwardF32::shared_bytes(const PlainSpec& spec) {
   return static_cast<std::size_t>(sm80_plain_layout(spec).bytes);
 }
 
-std::size_t Sm80ForwardF32::scratch_bytes(const PlainSpec& spec, const ForwardProblem& f) {
-  return partial_bytes(spec, f);
-}
-
-ForwardLaunch Sm80ForwardF32::prepare(const ForwardProblem& problem, const ForwardPlan& plan,
-                                      const AttentionForward& args, const GrownCache* cache,
-                                      void* workspace, const TensorMapEncoder&) {
-  ForwardLaunch launch = forward_launch(problem, plan, args, workspace, cache);
-  place_range_tables(plan, workspace, launch);
-  return launch;
-}
-
 }  // namespace fovea::cuda

@@ -10,7 +10,6 @@
 
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
-#include "cuda/params/tensor_maps.hpp"
 #include "cuda/spec_text.hpp"
 
 namespace fovea::cuda {
@@ -38,11 +37,9 @@ struct Sm80ForwardF32 {
   static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
   static constexpr decltype(Candidate::reads) kReads = nullptr;
   static std::size_t shared_bytes(const Spec& spec);
-  static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);
+  static constexpr auto scratch_bytes = partial_bytes;
   /// A call's parameters and grids. `workspace` holds plan.workspace_bytes.
-  static ForwardLaunch prepare(const ForwardProblem& problem, const ForwardPlan& plan,
-                               const AttentionForward& args, const GrownCache* cache,
-                               void* workspace, const TensorMapEncoder& encode);
+  static constexpr auto prepare = prepare_plain;
 };
 
 }  // namespace fovea::cuda
