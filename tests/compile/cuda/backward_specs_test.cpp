@@ -156,7 +156,7 @@ class BackwardSpecs : public ::testing::TestWithParam<Posed> {};
 TEST_P(BackwardSpecs, CompileAndSpillNextToNothing) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   for (const jit::Architecture architecture :
-       {jit::Architecture{.major = 8, .minor = 0}, {.major = 9, .minor = 0}}) {
+       of_this_run({{.major = 8, .minor = 0}, {.major = 9, .minor = 0}})) {
     const DeviceTraits device = typical_device(architecture.major, architecture.minor);
     BackwardPlan plan = plan_of(GetParam(), device);
     ASSERT_NE(plan.candidate, "");
@@ -392,7 +392,7 @@ class OneWalkSpecs : public ::testing::TestWithParam<Posed> {};
 TEST_P(OneWalkSpecs, SpillNextToNothingAndMultiplyATileOnce) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   for (const jit::Architecture architecture :
-       {jit::Architecture{.major = 8, .minor = 0}, {.major = 9, .minor = 0}}) {
+       of_this_run({{.major = 8, .minor = 0}, {.major = 9, .minor = 0}})) {
     const BackwardPlan plan =
         choose_backward_by(Sm80OneWalk::kName, validated(GetParam()),
                            typical_device(architecture.major, architecture.minor));
@@ -439,11 +439,11 @@ constexpr int kMostSpilledByTiles = 48;
 
 TEST_P(CapturedSpecs, CompileAndSpillNextToNothing) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
-  for (const jit::Architecture architecture : {jit::Architecture{.major = 8, .minor = 0},
-                                               {.major = 8, .minor = 9},
-                                               {.major = 9, .minor = 0},
-                                               {.major = 10, .minor = 0},
-                                               {.major = 12, .minor = 0}}) {
+  for (const jit::Architecture architecture : of_this_run({{.major = 8, .minor = 0},
+                                                           {.major = 8, .minor = 9},
+                                                           {.major = 9, .minor = 0},
+                                                           {.major = 10, .minor = 0},
+                                                           {.major = 12, .minor = 0}})) {
     const DeviceTraits device = typical_device(architecture.major, architecture.minor);
     PlannedKernels kernels;
     add_captured_kernels(plan_of(GetParam(), device).captured, kernels);

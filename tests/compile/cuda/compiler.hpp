@@ -1,12 +1,15 @@
 // The compiler of the compile tests: one for the process, or the reason why there is none.
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "cuda/jit/compiler.hpp"
+#include "support/long_run.hpp"
 
 namespace fovea::cuda {
 
@@ -27,6 +30,13 @@ inline const jit::Cubin& compiled(const jit::KernelText& text, jit::Architecture
   const auto found = cubins.find(key);
   if (found != cubins.end()) return found->second;
   return cubins.emplace(key, compiler().compile(text, architecture)).first->second;
+}
+
+/// One text that several architectures run differs between them by ptxas alone, and compiling it for each took a quarter of all
+/// that these tests take: a run compiles for the first of them, a long one (FOVEA_TEST_LONG) for all.
+inline std::vector<jit::Architecture> of_this_run(std::initializer_list<jit::Architecture> all) {
+  if (fovea::testing::times_longer() > 1) return all;
+  return {*all.begin()};
 }
 
 }  // namespace fovea::cuda

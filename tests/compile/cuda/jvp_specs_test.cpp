@@ -79,7 +79,8 @@ constexpr int kMostSpilledAhead = 192;
 constexpr jit::Architecture kTuring{.major = 7, .minor = 5};
 
 std::vector<jit::Architecture> architectures_of(const Posed& posed) {
-  std::vector<jit::Architecture> all = {{.major = 8, .minor = 0}, {.major = 9, .minor = 0}};
+  std::vector<jit::Architecture> all =
+      of_this_run({{.major = 8, .minor = 0}, {.major = 9, .minor = 0}});
   if (posed.dtype == Dtype::f16) all.push_back(kTuring);
   return all;
 }

@@ -74,7 +74,7 @@ std::string unit(int architecture) {
   return text;
 }
 
-class PtxWrappers : public testing::TestWithParam<int> {};
+class PtxWrappers : public ::testing::TestWithParam<int> {};
 
 TEST_P(PtxWrappers, GiveTheInstructionMeant) {
   if (const auto why = why_no_compiler()) GTEST_SKIP() << *why;
@@ -100,7 +100,8 @@ TEST_P(PtxWrappers, GiveTheInstructionMeant) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, PtxWrappers, testing::Values(75, 80, 89, 90, 100, 103, 120),
+INSTANTIATE_TEST_SUITE_P(Architectures, PtxWrappers,
+                         ::testing::Values(75, 80, 89, 90, 100, 103, 120),
                          [](const auto& row) { return "sm_" + std::to_string(row.param); });
 
 TEST(PtxWrappersTable, HasEveryFunctionOfDevicePtx) {
@@ -238,7 +239,7 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
-class WgmmaForms : public testing::TestWithParam<WgmmaFamily> {};
+class WgmmaForms : public ::testing::TestWithParam<WgmmaFamily> {};
 
 TEST_P(WgmmaForms, GiveTheProductMeant) {
   if (const auto why = why_no_compiler()) GTEST_SKIP() << *why;
@@ -269,7 +270,7 @@ TEST_P(WgmmaForms, GiveTheProductMeant) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, WgmmaForms, testing::ValuesIn(kFamilies),
+INSTANTIATE_TEST_SUITE_P(Types, WgmmaForms, ::testing::ValuesIn(kFamilies),
                          [](const auto& row) { return std::string(row.param.a); });
 
 }  // namespace

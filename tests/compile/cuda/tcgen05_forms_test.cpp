@@ -116,7 +116,7 @@ void expect_each(const std::string& sass, const std::vector<Form>& forms) {
   }
 }
 
-class Tcgen05Forms : public testing::TestWithParam<int> {};
+class Tcgen05Forms : public ::testing::TestWithParam<int> {};
 
 TEST_P(Tcgen05Forms, GiveTheInstructionMeant) {
   if (const auto why = why_no_compiler()) GTEST_SKIP() << *why;
@@ -136,7 +136,7 @@ TEST_P(Tcgen05Forms, GiveTheInstructionMeant) {
   expect_each(functions.at("moves"), moves);
 }
 
-INSTANTIATE_TEST_SUITE_P(Architectures, Tcgen05Forms, testing::Values(0, 3),
+INSTANTIATE_TEST_SUITE_P(Architectures, Tcgen05Forms, ::testing::Values(0, 3),
                          [](const auto& row) { return "sm_10" + std::to_string(row.param) + "a"; });
 
 /// What the compiler says of a unit that it must not take.

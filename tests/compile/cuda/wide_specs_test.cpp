@@ -46,12 +46,12 @@ class WideSpecs : public ::testing::TestWithParam<Wide> {};
 
 TEST_P(WideSpecs, CompileAndSpillNothing) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
-  for (const jit::Architecture architecture : {jit::Architecture{.major = 8, .minor = 0},
-                                               {.major = 8, .minor = 6},
-                                               {.major = 8, .minor = 9},
-                                               {.major = 9, .minor = 0},
-                                               {.major = 10, .minor = 0},
-                                               {.major = 12, .minor = 0}}) {
+  for (const jit::Architecture architecture : of_this_run({{.major = 8, .minor = 0},
+                                                           {.major = 8, .minor = 6},
+                                                           {.major = 8, .minor = 9},
+                                                           {.major = 9, .minor = 0},
+                                                           {.major = 10, .minor = 0},
+                                                           {.major = 12, .minor = 0}})) {
     const ForwardPlan plan =
         plan_of(GetParam(), typical_device(architecture.major, architecture.minor));
     ASSERT_EQ(plan.candidate, "cuda/sm80/attention_forward_wide");
