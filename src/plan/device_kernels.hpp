@@ -5,6 +5,7 @@
 
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/merge/merge_states.hpp"
+#include "cuda/pages/rank_pages.hpp"
 #include "cuda/prefix/prefix_places.hpp"
 #include "cuda/rotary/rotary.hpp"
 #include "cuda/sum/sum_parts.hpp"
@@ -26,6 +27,11 @@ inline cuda::MergePlan find_merge(Device device, Runtime& runtime) {
 
 inline cuda::PrefixPlan find_prefix(Device device, Runtime& runtime) {
   return runtime.impl().find_or_make(device_key(device), [&] { return cuda::plan_prefix(device); });
+}
+
+inline cuda::RankPagesPlan find_rank_pages(Device device, Runtime& runtime) {
+  return runtime.impl().find_or_make(device_key(device),
+                                     [&] { return cuda::plan_rank_pages(device); });
 }
 
 inline cuda::RotaryPlan find_rotary(Device device, Runtime& runtime) {

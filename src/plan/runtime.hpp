@@ -15,6 +15,7 @@
 
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/merge/merge_states.hpp"
+#include "cuda/pages/rank_pages.hpp"
 #include "cuda/prefix/prefix_places.hpp"
 #include "cuda/rotary/rotary.hpp"
 #include "cuda/sum/sum_parts.hpp"
@@ -32,8 +33,9 @@ struct Runtime::Impl {
   template <typename P>
   using Cache = std::unordered_map<expr::Digest, P, expr::DigestHash>;
   std::tuple<Cache<Plan>, Cache<BackwardPlan>, Cache<JvpPlan>, Cache<cuda::AppendPlan>,
-             Cache<cuda::MergePlan>, Cache<cuda::PrefixPlan>, Cache<cuda::RotaryPlan>,
-             Cache<cuda::SumPlan>, Cache<std::shared_ptr<const SharedPrefixPlan>>>
+             Cache<cuda::MergePlan>, Cache<cuda::PrefixPlan>, Cache<cuda::RankPagesPlan>,
+             Cache<cuda::RotaryPlan>, Cache<cuda::SumPlan>,
+             Cache<std::shared_ptr<const SharedPrefixPlan>>>
       caches;
 
   /// The plan of an equal problem, or the one that `make` gives. Forgets everything at kMaxPlans: a program that poses

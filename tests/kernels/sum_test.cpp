@@ -83,14 +83,22 @@ class Spread {
   std::vector<std::byte> bytes_;
 };
 
-void run_emulated(Spread& sum, std::vector<Spread>& parts) {
+using Places = std::vector<std::int32_t>;
+
+void run_emulated(Spread& sum, std::vector<Spread>& parts, std::vector<Places> places = {}) {
   cuda::emulator::Device device;
   device.register_buffer("sum", sum.bytes().data(), sum.bytes().size());
-  std::vector<TensorView> views;
+  std::vector<cuda::SumPart> views;
   for (Spread& part : parts) {
     device.register_buffer("part " + std::to_string(views.size()), part.bytes().data(),
                            part.bytes().size());
-    views.push_back(part.view());
+    views.push_back({part.view()});
+  }
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (places[i].empty()) continue;  // index for index
+    device.register_buffer("places " + std::to_string(i), places[i].data(),
+                           places[i].size() * sizeof(std::int32_t));
+    views[i].places = view(places[i].data(), {static_cast<std::int64_t>(places[i].size())});
   }
   const cuda::SumLaunch launch = cuda::sum_launch(sum.view(), views);
   const cuda::emulator::Report report =
@@ -209,6 +217,67 @@ INSTANTIATE_TEST_SUITE_P(
         SumCase{"one_element", {1, 1, 1, 1}, Dtype::bf16, {Dtype::f32}}),
     [](const auto& each) { return each.param.name; });
 
+/// Rows of parts by places in them, of which some are nowhere: what ranks pack, put in order and sum.
+struct PlacedCase {
+  std::string name;
+  Shape shape;  // of the sum
+  Dtype dtype = Dtype::bf16;
+  std::vector<Places> places{};
+  std::int64_t num_rows = 5;  // of parts with places
+  Shape (*strides)(const Shape&) = packed_strides;
+};
+
+void PrintTo(const PlacedCase& c, std::ostream* out) { *out << c.name; }
+
+class EmulatedPlacedSums : public ::testing::TestWithParam<PlacedCase> {};
+
+TEST_P(EmulatedPlacedSums, AddWhatStandsAtThePlacesOfEachPart) {
+  const PlacedCase& c = GetParam();
+  Spread sum(c.dtype, c.shape, c.strides(c.shape));
+  const std::int64_t per_row = sum.view().spec().num_elements() / c.shape[0];
+  std::vector<Spread> parts;
+  std::vector<float> expected(static_cast<std::size_t>(sum.view().spec().num_elements()));
+  for (const Places& places : c.places) {
+    Shape shape = c.shape;
+    if (!places.empty()) shape[0] = c.num_rows;
+    Spread& part = parts.emplace_back(c.dtype, shape, c.strides(shape));
+    part.fill(static_cast<unsigned>(parts.size()));
+    std::vector<float> values;
+    part.for_each([&](std::int64_t, std::int64_t at) { values.push_back(part.value(at)); });
+    for (std::int64_t i = 0; i < c.shape[0]; ++i) {
+      const std::int64_t row = places.empty() ? i : places[static_cast<std::size_t>(i)];
+      for (std::int64_t j = 0; row >= 0 && j < per_row; ++j)
+        expected[static_cast<std::size_t>(i * per_row + j)] +=
+            values[static_cast<std::size_t>(row * per_row + j)];
+    }
+  }
+  run_emulated(sum, parts, c.places);
+  sum.for_each([&](std::int64_t number, std::int64_t element) {
+    std::array<std::byte, 4> stored{};
+    store_scalar(stored.data(), c.dtype, 0, expected[static_cast<std::size_t>(number)]);
+    ASSERT_EQ(sum.value(element), load_scalar(stored.data(), c.dtype, 0)) << "element " << number;
+  });
+  EXPECT_TRUE(sum.is_clean_around());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, EmulatedPlacedSums,
+    ::testing::Values(
+        PlacedCase{"permuted", {5, 2, 3, 40}, Dtype::bf16, {{3, 0, 4, 1, 2}}},
+        PlacedCase{"repeated_and_missing", {4, 1, 2, 24}, Dtype::f16, {{4, -1, 4, 0}}},
+        PlacedCase{"one_of_two", {4, 2, 2, 16}, Dtype::bf16, {{0, -1, 2, -1}, {-1, 1, -1, 0}}},
+        PlacedCase{"sums",
+                   {3, 1, 2, 136},
+                   Dtype::f32,
+                   {{}, {-1, 2, 1}, {4, -1, -1}, {0, 0, -1}, {-1, 3, -1}}},
+        PlacedCase{"nowhere", {3, 2, 1, 8}, Dtype::f32, {{-1, -1, -1}, {-1, -1, -1}}},
+        // The first dimension stays by itself, whether neighbours follow it or there is one of it.
+        PlacedCase{"rows_with_gaps", {4, 2, 2, 20}, Dtype::bf16, {{1, 3, 0, 2}}, 5, gapped_strides},
+        PlacedCase{"rank_2", {6, 9}, Dtype::f32, {{5, 4, -1, 2, 1, 0}}, 6},
+        PlacedCase{"rank_3_of_ones", {3, 1, 1}, Dtype::f32, {{2, 1, 0}}},
+        PlacedCase{"one_row", {1, 2, 2, 8}, Dtype::bf16, {{4}}}),
+    [](const auto& each) { return each.param.name; });
+
 TEST(EmulatedSum, OnePartIsCopiedWithItsSignOfZero) {
   Spread sum(Dtype::f32, {2}, {1});
   std::vector<Spread> parts;
@@ -235,7 +304,7 @@ TEST(SumLaunch, MoreThanFourDimensionsThatDoNotFollowEachOtherAreRefused) {
 TEST(SumLaunch, DimensionsOfLargeTensorsStayApart) {
   const TensorSpec spec = make_spec(Dtype::bf16, Shape{1 << 20, 1, 32, 128});
   const TensorView large(static_cast<void*>(nullptr), spec);
-  const cuda::SumLaunch launch = cuda::sum_launch(large, std::vector<TensorView>{large});
+  const cuda::SumLaunch launch = cuda::sum_launch(large, std::vector{cuda::SumPart{large}});
   EXPECT_EQ(launch.params.num_rows * launch.params.num_columns, std::int64_t{1} << 32);
 }
 

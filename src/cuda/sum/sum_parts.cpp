@@ -32,14 +32,17 @@ struct Dimension {
   }
 };
 
-/// Outermost first; neighbours that lie alike are one, and the last one stays even if it has one column.
-std::vector<Dimension> dimensions_of(std::span<const TensorView> tensors) {
+/// Outermost first; neighbours that lie alike are one, the last one stays even if it has one column, and so does the
+/// first one of parts that have places in it.
+std::vector<Dimension> dimensions_of(std::span<const TensorView> tensors, bool has_places) {
   std::vector<Dimension> result;
   for (int dim = 0; dim < tensors[0].rank(); ++dim) {
     Dimension next{.size = tensors[0].size(dim)};
     for (const TensorView& tensor : tensors) next.strides.push_back(tensor.stride(dim));
-    if (next.size == 1 && dim + 1 < tensors[0].rank()) continue;
-    if (!result.empty() && result.back().size * next.size <= kMostOfDimension &&
+    const bool is_first = has_places && dim == 0;
+    if (next.size == 1 && dim + 1 < tensors[0].rank() && !is_first) continue;
+    if (result.size() > (has_places ? 1U : 0U) &&
+        result.back().size * next.size <= kMostOfDimension &&
         result.back().continues(next)) {
       next.size *= result.back().size;
       result.pop_back();
@@ -53,12 +56,23 @@ std::vector<Dimension> dimensions_of(std::span<const TensorView> tensors) {
 TensorView as_bshd(const TensorView& tensor, std::size_t index,
                    std::span<const Dimension> dimensions) {
   TensorSpec spec{.dtype = tensor.dtype(), .rank = kDimensions, .device = tensor.spec().device};
-  const std::size_t missing = kDimensions - dimensions.size();
   for (std::size_t dim = 0; dim < kDimensions; ++dim) {
-    spec.shape[dim] = dim < missing ? 1 : dimensions[dim - missing].size;
-    spec.strides[dim] = dim < missing ? 0 : dimensions[dim - missing].strides[index];
+    spec.shape[dim] = dimensions[dim].size;
+    spec.strides[dim] = dimensions[dim].strides[index];
   }
   return {tensor.data(), spec};
+}
+
+/// Behind the first dimension, which may have places.
+void insert_missing(std::vector<Dimension>& dimensions) {
+  const Dimension none{.size = 1,
+                       .strides = std::vector<std::int64_t>(dimensions[0].strides.size())};
+  const auto first = dimensions.begin() + (dimensions.size() > 1 ? 1 : 0);
+  dimensions.insert(first, kDimensions - dimensions.size(), none);
+}
+
+const std::int32_t* data_of(const TensorView& places) {
+  return places ? static_cast<const std::int32_t*>(places.data()) : nullptr;
 }
 
 void refuse_grid(std::int64_t num_warps) {
@@ -80,21 +94,28 @@ jit::KernelText sum_text() {
 
 SumPlan plan_sum(Device device) { return {load_alone(sum_text(), device, "sum of tensors")}; }
 
-SumLaunch sum_launch(const TensorView& sum, std::span<const TensorView> parts) {
+SumLaunch sum_launch(const TensorView& sum, std::span<const SumPart> parts) {
   std::vector<TensorView> all{sum};
-  all.insert(all.end(), parts.begin(), parts.end());
-  const std::vector<Dimension> dimensions = dimensions_of(all);
+  bool has_places = false;
+  for (const SumPart& part : parts) {
+    all.push_back(part.tensor);
+    has_places = has_places || part.places;
+  }
+  std::vector<Dimension> dimensions = dimensions_of(all, has_places);
   if (dimensions.size() > kDimensions) {
     throw Unsupported(fmt::format(
         "sum of tensors: {} has more than four dimensions that do not follow each other in memory",
         to_string(sum.spec())));
   }
+  insert_missing(dimensions);
   SumLaunch launch{};
   SumParams& p = launch.params;
   const TensorView shaped = as_bshd(sum, 0, dimensions);
   p.sum = rows_param(shaped);
-  for (std::size_t i = 0; i < parts.size(); ++i)
-    p.parts[i] = rows_param(as_bshd(parts[i], i + 1, dimensions));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    p.parts[i] = rows_param(as_bshd(parts[i].tensor, i + 1, dimensions));
+    p.places[i] = data_of(parts[i].places);
+  }
   p.num_parts = static_cast<std::int32_t>(parts.size());
   p.seqlen = count_param(shaped.size(1));
   p.num_heads = count_param(shaped.size(2));
@@ -110,7 +131,7 @@ SumLaunch sum_launch(const TensorView& sum, std::span<const TensorView> parts) {
 
 KernelLaunches SumLaunch::launches() const { return launch_alone(params, grid, num_threads); }
 
-void sum_parts(const SumPlan& plan, const TensorView& sum, std::span<const TensorView> parts,
+void sum_parts(const SumPlan& plan, const TensorView& sum, std::span<const SumPart> parts,
                driver::Stream stream) {
   if (sum.spec().num_elements() == 0) return;
   enqueue(*plan.kernels, sum_launch(sum, parts).launches(), stream);

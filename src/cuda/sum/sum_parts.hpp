@@ -30,12 +30,19 @@ struct SumLaunch {
 
   KernelLaunches launches() const;
 };
-/// At most kMostSummedParts parts. Dimensions that follow each other in every tensor are one; throws Unsupported where
-/// more than four are left, or more rows than a grid has.
-SumLaunch sum_launch(const TensorView& sum, std::span<const TensorView> parts);
+/// A tensor that is added. With places, [size of the sum's first dimension] i32, what stands at that index of it; -1:
+/// nothing. Without, index for index.
+struct SumPart {
+  TensorView tensor{};
+  TensorView places{};
+};
+
+/// At most kMostSummedParts parts. Dimensions that follow each other in every tensor are one, but for the first one
+/// where parts have places; throws Unsupported where more than four are left, or more rows than a grid has.
+SumLaunch sum_launch(const TensorView& sum, std::span<const SumPart> parts);
 
 /// sum = Σ parts, in their order: enqueued on the stream.
-void sum_parts(const SumPlan& plan, const TensorView& sum, std::span<const TensorView> parts,
+void sum_parts(const SumPlan& plan, const TensorView& sum, std::span<const SumPart> parts,
                driver::Stream stream);
 
 }  // namespace fovea::cuda

@@ -16,20 +16,22 @@
 #include "core/check.hpp"
 #include "core/shape.hpp"
 #include "parallel/engine/agreement.hpp"
+#include "parallel/engine/decode_step.hpp"
 #include "parallel/engine/memory.hpp"
 #include "parallel/engine/places.hpp"
 #include "parallel/engine/ranks.hpp"
-#include "problem/forward.hpp"
 
 namespace fovea {
 namespace {
 
+using parallel::DecodeStep;
 using parallel::Facts;
+using parallel::Incoming;
 using parallel::Memory;
+using parallel::Outgoing;
 using parallel::OwnedTensor;
 using parallel::PagesOfRank;
 using parallel::part_of;
-using parallel::Pending;
 using parallel::Ranks;
 
 constexpr std::string_view kWhere = "context_parallel_decode";
@@ -38,12 +40,27 @@ void refuse(bool condition, const std::string& message) {
   if (condition) invalid("", message);
 }
 
+void check_devices(const AttentionDecode& args, Device expected) {
+  const auto check = [&](std::string_view name, const TensorView& tensor) {
+    if (!tensor) return;
+    refuse(tensor.spec().device != expected,
+           fmt::format("{} lives on {}; expected {}, where the communicator exchanges", name,
+                       to_string(tensor.spec().device), to_string(expected)));
+  };
+  check("q", args.q);
+  check("cache.k", args.cache.k);
+  check("cache.v", args.cache.v);
+  check("cache.page_table", args.cache.page_table);
+  check("cache.seqlens", args.cache.seqlens);
+  check("append.k", args.append.k);
+  check("append.v", args.append.v);
+  check("out", args.out);
+  check("lse", args.lse);
+}
+
 void check(const AttentionDecode& args, const Communicator& ranks) {
   const KvCache& cache = args.cache;
   const int world_size = ranks.world_size();
-  refuse(ranks.device() != Device::cpu(),
-         fmt::format("the communicator exchanges on {}; expected one of the cpu",
-                     to_string(ranks.device())));
   refuse(!cache.page_table,
          "cache.page_table is missing; expected pages, dealt over ranks in turn");
   refuse(
@@ -61,12 +78,11 @@ void check(const AttentionDecode& args, const Communicator& ranks) {
     refuse(!*tensor, fmt::format("{} is missing", name));
     refuse(tensor->rank() != 4,
            fmt::format("{} is {}; expected four dimensions", name, to_string(tensor->spec())));
-    refuse(tensor->spec().device != Device::cpu(),
-           fmt::format("{} lives on {}; expected the cpu", name, to_string(tensor->spec().device)));
   }
   refuse(!cache.seqlens || cache.seqlens.rank() != 1,
          "cache.seqlens is missing, or has another rank than 1; expected [batch], lengths of whole "
          "sequences");
+  check_devices(args, ranks.device());
   const std::int64_t batch = cache.seqlens.size(0), own = args.q.size(0);
   refuse(own != batch && own * world_size != batch,
          fmt::format("q has {} sequences; expected {}, all of cache.seqlens, or a {}th of them",
@@ -77,186 +93,171 @@ void check(const AttentionDecode& args, const Communicator& ranks) {
                      to_string(args.append.k.spec()), own));
 }
 
-std::int64_t index_at(const TensorView& ids, std::int64_t row, std::int64_t column) {
-  const std::int64_t at = row * ids.stride(0) + column * ids.stride(1);
-  return ids.dtype() == Dtype::i32 ? static_cast<const std::int32_t*>(ids.data())[at]
-                                   : static_cast<const std::int64_t*>(ids.data())[at];
-}
+/// Partial results: of each sequence out, then lse, so that those of some sequences are one message.
+class States {
+ public:
+  States(const Memory& memory, std::int64_t num_sequences, const TensorView& q,
+         std::int64_t head_dim_v)
+      : seqlen_q_(q.size(1)),
+        num_heads_(q.size(2)),
+        head_dim_(head_dim_v),
+        rows_(memory.make(Dtype::f32, std::array{num_sequences, width()})) {}
 
-std::int32_t as_int(std::int64_t value) { return static_cast<std::int32_t>(value); }
+  std::int64_t num_sequences() const { return rows_.view.size(0); }
+  const OwnedTensor& rows() const { return rows_; }
+  States sequences(std::int64_t begin, std::int64_t end) const {
+    return with({part_of(rows_.view, 0, begin, end), rows_.memory});
+  }
+  /// Of as many sequences as there are rows.
+  States with(const OwnedTensor& rows) const {
+    States result = *this;
+    result.rows_ = rows;
+    return result;
+  }
+
+  TensorView out() const {
+    return strided(0, {num_sequences(), seqlen_q_, num_heads_, head_dim_},
+                   {width(), num_heads_ * head_dim_, head_dim_, 1});
+  }
+  TensorView lse() const {
+    return strided(seqlen_q_ * num_heads_ * head_dim_, {num_sequences(), num_heads_, seqlen_q_},
+                   {width(), seqlen_q_, 1});
+  }
+
+ private:
+  /// Elements of a sequence, whole pieces of 16 bytes.
+  std::int64_t width() const { return (seqlen_q_ * num_heads_ * (head_dim_ + 1) + 3) / 4 * 4; }
+
+  TensorView strided(std::int64_t offset, std::initializer_list<std::int64_t> shape,
+                     std::initializer_list<std::int64_t> strides) const {
+    TensorSpec spec = make_spec(Dtype::f32, std::span(shape.begin(), shape.size()),
+                                std::span(strides.begin(), strides.size()));
+    spec.device = rows_.view.spec().device;
+    return {static_cast<float*>(rows_.view.mutable_data()) + offset, spec};
+  }
+
+  std::int64_t seqlen_q_, num_heads_, head_dim_;
+  OwnedTensor rows_;
+};
 
 /// One call on one rank.
 class Decoding {
  public:
   Decoding(const AttentionDecode& args, Communicator& communicator)
       : args_(args),
-        memory_(Device::cpu(), args.stream),
+        memory_(communicator.device(), args.stream),
         ranks_(communicator, memory_),
         batch_(args.cache.seqlens.size(0)),
-        is_shared_out_(args.q.size(0) != batch_),
-        num_new_(args.append.k ? args.append.k.size(1) : 0) {
-    std::vector<std::int32_t> before, whole, after;
-    pages_ = {
-        .rank = ranks_.rank(), .world_size = ranks_.size(), .page_size = args.cache.k.size(1)};
-    for (std::int64_t b = 0; b < batch_; ++b) {
-      seqlens_.push_back(cu_seqlen(args.cache.seqlens, b));
-      before.push_back(as_int(pages_.own(seqlens_.back())));
-      whole.push_back(as_int(seqlens_.back() + num_new_));
-      after.push_back(as_int(pages_.own(seqlens_.back() + num_new_)));
-    }
-    before_ = memory_.of_values(before);
-    whole_ = memory_.of_values(whole);
-    after_ = memory_.of_values(after);
-    pages_.seqlens = whole_.view;
-  }
+        is_shared_out_(args.q.size(0) != batch_) {}
 
   void run() {
-    if (args_.append.k) append();
     const OwnedTensor q = of_all(args_.q);
-    std::vector<std::int64_t> shape = parallel::shape_with_tokens(q.view, batch_);
-    shape[3] = args_.cache.v.size(3);
-    const OwnedTensor out = memory_.make(Dtype::f32, shape);
-    const OwnedTensor lse = memory_.make(Dtype::f32, std::array{batch_, shape[2], shape[1]});
-    attend(q.view, out.view, lse.view);
-    merge(out.view, lse.view);
+    const OwnedTensor k = of_all(args_.append.k), v = of_all(args_.append.v);
+    OwnedTensor positions, positions_q;
+    if (args_.rotary) {
+      positions = of_all(args_.rotary->positions);
+      positions_q = args_.rotary->positions_q ? of_all(args_.rotary->positions_q) : positions;
+    }
+    const DecodeStep step = parallel::make_decode_step({.rank = ranks_.rank(),
+                                              .world_size = ranks_.size(),
+                                              .seqlen_q = q.view.size(1),
+                                              .cache = args_.cache,
+                                              .append = {.k = k.view, .v = v.view},
+                                              .rotary = args_.rotary ? &*args_.rotary : nullptr,
+                                              .positions_new = positions.view,
+                                              .positions_q = positions_q.view,
+                                              .executor = args_.executor},
+                                             memory_);
+    if (step.append) append_to_cache(*step.append);
+    merge(from_all(attend(q.view, step)));
   }
 
  private:
   /// Of all sequences, in their order.
   OwnedTensor of_all(const TensorView& own) const {
-    if (!is_shared_out_) return {.view = own};
-    return ranks_.gather(own).wait()[0];
+    if (!own || !is_shared_out_) return {.view = own};
+    return ranks_.gather({own}).wait()[0];
   }
 
-  /// Positions that the caller gives for a rank's sequences, or for all.
-  OwnedTensor positions_of_all(const TensorView& given) const {
-    return given ? of_all(given) : OwnedTensor{};
-  }
-
-  /// New tokens whose pages are this rank's, packed.
-  void append() {
-    const OwnedTensor k = of_all(args_.append.k);
-    const OwnedTensor v = args_.append.v ? of_all(args_.append.v) : OwnedTensor{};
-    OwnedTensor given;
-    if (args_.rotary) given = positions_of_all(args_.rotary->positions);
-    std::vector<std::array<std::int64_t, 2>> own;  // sequence, token
-    std::vector<std::int32_t> begins{0}, positions;
-    for (std::int64_t b = 0; b < batch_; ++b) {
-      for (std::int64_t i = 0; i < num_new_; ++i) {
-        const std::int64_t kv_idx = seqlens_[static_cast<std::size_t>(b)] + i;
-        if (pages_.rank_of(kv_idx) != pages_.rank) continue;
-        own.push_back({b, i});
-        positions.push_back(as_int(given.view ? index_at(given.view, b, i) : kv_idx));
-      }
-      begins.push_back(as_int(static_cast<std::int64_t>(own.size())));
-    }
-    if (own.empty()) return;
-    const OwnedTensor own_k = packed(k.view, own), own_v = packed(v.view, own);
-    const OwnedTensor cu_seqlens = memory_.of_values(begins), places = memory_.of_values(positions);
-    AppendToCache call{.cache = own_cache(before_.view),
-                       .append = {.k = own_k.view, .v = own_v.view, .cu_seqlens = cu_seqlens.view},
-                       .executor = args_.executor,
-                       .stream = args_.stream};
-    if (args_.rotary) call.rotary = turning(places.view);
-    append_to_cache(call);
-  }
-
-  OwnedTensor packed(const TensorView& x,
-                     std::span<const std::array<std::int64_t, 2>> tokens) const {
-    if (!x) return {};
-    OwnedTensor result = memory_.make(
-        x.dtype(), std::array{static_cast<std::int64_t>(tokens.size()), x.size(2), x.size(3)});
-    for (std::size_t row = 0; row < tokens.size(); ++row) {
-      const auto [sequence, token] = tokens[row];
-      const auto at = static_cast<std::int64_t>(row);
-      const TensorView from = part_of(part_of(x, 0, sequence, sequence + 1), 1, token, token + 1);
-      TensorSpec spec = from.spec();  // [1, 1, heads, head_dim], of one row of the result
-      spec = make_spec(x.dtype(), shape_of(spec));
-      memory_.copy({part_of(result.view, 0, at, at + 1).mutable_data(), spec}, from);
-    }
-    return result;
-  }
-
-  KvCache own_cache(const TensorView& seqlens) const {
-    KvCache cache = args_.cache;
-    cache.seqlens = seqlens;
-    return cache;
-  }
-  Rotary turning(const TensorView& positions) const {
-    return {.cos = args_.rotary->cos,
-            .sin = args_.rotary->sin,
-            .is_interleaved = args_.rotary->is_interleaved,
-            .positions = positions};
-  }
-
-  /// [batch, seqlen_q]: where queries stand in whole sequences.
-  OwnedTensor positions_of_queries(std::int64_t seqlen_q) const {
-    const Rotary& rotary = *args_.rotary;
-    const OwnedTensor given =
-        positions_of_all(rotary.positions_q ? rotary.positions_q : rotary.positions);
-    std::vector<std::int32_t> positions;
-    for (std::int64_t b = 0; b < batch_; ++b) {
-      const std::int64_t first = seqlens_[static_cast<std::size_t>(b)] + num_new_ - seqlen_q;
-      for (std::int64_t i = 0; i < seqlen_q; ++i)
-        positions.push_back(as_int(given.view ? index_at(given.view, b, i) : first + i));
-    }
-    OwnedTensor result = memory_.of_values(positions);
-    result.view = {result.view.data(), make_spec(Dtype::i32, std::array{batch_, seqlen_q})};
-    return result;
-  }
-
-  void attend(const TensorView& q, const TensorView& out, const TensorView& lse) {
-    AttentionDecode local{.q = q, .cache = own_cache(after_.view), .out = out, .lse = lse};
-    OwnedTensor positions;
-    if (args_.rotary) {
-      positions = positions_of_queries(q.size(1));
-      local.rotary = turning(positions.view);
-    }
-    local.score = placed(args_.score, pages_);
-    local.mask = placed(args_.mask, pages_);
+  /// Over the keys that this rank has.
+  States attend(const TensorView& q, const DecodeStep& step) const {
+    const States partial(memory_, batch_, q, args_.cache.v.size(3));
+    const PagesOfRank pages{.rank = ranks_.rank(),
+                            .world_size = ranks_.size(),
+                            .page_size = args_.cache.k.size(1),
+                            .seqlens = step.seqlens.view};
+    AttentionDecode local{
+        .q = q, .cache = args_.cache, .out = partial.out(), .lse = partial.lse()};
+    local.cache.seqlens = step.own_seqlens.view;
+    if (args_.rotary) local.rotary = parallel::rotary_at(*args_.rotary, step.positions_q);
+    local.score = placed(args_.score, pages);
+    local.mask = placed(args_.mask, pages);
     local.softmax_scale = args_.softmax_scale;
-    if (pages_.rank == 0) local.sinks = args_.sinks;  // joins one state, and with it the whole
+    if (pages.rank == 0) local.sinks = args_.sinks;  // joins one state, and with it the whole
     local.cpu_target = args_.cpu_target;
     local.compute_dtype = args_.compute_dtype;
+    local.sm_margin = args_.sm_margin;
     local.executor = args_.executor;
     local.stream = args_.stream;
     attention_decode(local);
-  }
-
-  void merge(const TensorView& out, const TensorView& lse) const {
-    MergeStates merge{
-        .out = args_.out, .lse = args_.lse, .executor = args_.executor, .stream = args_.stream};
-    std::vector<OwnedTensor> kept;
-    for (const auto& [partial, states] : {std::pair{&out, &merge.outs}, {&lse, &merge.lses}}) {
-      const std::vector<OwnedTensor> arrived = from_all(*partial);
-      for (const OwnedTensor& state : arrived) states->push_back(state.view);
-      kept.insert(kept.end(), arrived.begin(), arrived.end());
-    }
-    merge_states(merge);
+    return partial;
   }
 
   /// What every rank has of this rank's sequences, or of all.
-  std::vector<OwnedTensor> from_all(const TensorView& partial) const {
-    const std::int64_t own = args_.q.size(0);
-    std::vector<parallel::Outgoing> outgoing;
-    std::vector<parallel::Incoming> incoming;
-    for (int peer = 0; peer < ranks_.size(); ++peer) {
-      const std::int64_t first = is_shared_out_ ? peer * own : 0;
-      outgoing.push_back({peer, part_of(partial, 0, first, first + own)});
-      incoming.push_back({peer, parallel::shape_with_tokens(partial, own)});
+  std::vector<States> from_all(const States& partial) const {
+    std::vector<States> result;
+    if (!is_shared_out_) {
+      const States all = partial.with(ranks_.gather(partial.rows()).wait()[0]);
+      for (int rank = 0; rank < ranks_.size(); ++rank)
+        result.push_back(all.sequences(rank * batch_, (rank + 1) * batch_));
+      return result;
     }
-    return ranks_.swap(outgoing, incoming, Dtype::f32).wait();
+    std::vector<Outgoing> outgoing;
+    std::vector<Incoming> incoming;
+    const std::int64_t own = args_.q.size(0);
+    for (int peer = 0; peer < ranks_.size(); ++peer) {
+      const States of_peer = partial.sequences(peer * own, (peer + 1) * own);
+      if (peer == ranks_.rank()) {
+        result.push_back(of_peer);
+        continue;
+      }
+      result.push_back(
+          partial.with(memory_.make_like(of_peer.rows().view, of_peer.rows().view.dtype())));
+      outgoing.push_back({peer, of_peer.rows()});
+      incoming.push_back({peer, result.back().rows()});
+    }
+    ranks_.swap(outgoing, incoming).wait();
+    return result;
   }
+
+  void merge(std::vector<States> states) const {
+    // What a call cannot take at once becomes the first state of those that follow.
+    while (states.size() > kMostStates) {
+      const States some = states[0].with(
+          memory_.make_like(states[0].rows().view, states[0].rows().view.dtype()));
+      merge(std::span(states).first(kMostStates), some.out(), some.lse());
+      states.erase(states.begin() + 1, states.begin() + kMostStates);
+      states.front() = some;
+    }
+    merge(states, args_.out, args_.lse);
+  }
+
+  void merge(std::span<const States> states, const TensorView& out, const TensorView& lse) const {
+    MergeStates call{.out = out, .lse = lse, .executor = args_.executor, .stream = args_.stream};
+    for (const States& each : states) {
+      call.outs.push_back(each.out());
+      call.lses.push_back(each.lse());
+    }
+    merge_states(call);
+  }
+
+  static constexpr std::size_t kMostStates = 32;  // of a call of merge_states on a GPU
 
   const AttentionDecode& args_;
   Memory memory_;
   Ranks ranks_;
   std::int64_t batch_;
   bool is_shared_out_;  // over ranks: each has queries of some sequences
-  std::int64_t num_new_;
-  PagesOfRank pages_{};
-  std::vector<std::int64_t> seqlens_;  // of whole sequences, before new tokens
-  OwnedTensor before_, whole_, after_;
 };
 
 Facts facts_of(const AttentionDecode& args) {

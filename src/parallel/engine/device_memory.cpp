@@ -50,10 +50,12 @@ OwnedTensor values_on_device(std::span<const std::int32_t> values, Device device
   return owned(spec, device, memory, memory->data());
 }
 
-void sum_on_device(const TensorView& to, std::span<const TensorView> parts, const Memory& memory) {
+void sum_on_device(const TensorView& to, std::span<const PlacedPart> parts, const Memory& memory) {
   const cuda::SumPlan plan = find_sum(memory.device(), Runtime::process_default());
-  const auto add = [&](const TensorView& sum, std::span<const TensorView> some) {
-    cuda::sum_parts(plan, sum, some, Stream(memory.stream()));
+  const auto add = [&](const TensorView& sum, std::span<const PlacedPart> some) {
+    std::vector<cuda::SumPart> added;
+    for (const PlacedPart& part : some) added.push_back({part.tensor, part.places});
+    cuda::sum_parts(plan, sum, added, Stream(memory.stream()));
   };
   const std::size_t most = cuda::kMostSummedParts;
   if (parts.size() <= most) return add(to, parts);
@@ -61,12 +63,12 @@ void sum_on_device(const TensorView& to, std::span<const TensorView> parts, cons
   const OwnedTensor total = memory.make_like(to, Dtype::f32);
   add(total.view, parts.first(most));
   for (std::size_t at = most; at < parts.size(); at += most - 1) {
-    std::vector<TensorView> some{total.view};
+    std::vector<PlacedPart> some{{total.view}};
     const auto next = parts.subspan(at, std::min(parts.size() - at, most - 1));
     some.insert(some.end(), next.begin(), next.end());
     add(total.view, some);
   }
-  add(to, std::array{total.view});
+  add(to, std::array{PlacedPart{total.view}});
 }
 
 }  // namespace fovea::parallel

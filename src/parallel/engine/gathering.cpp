@@ -1,8 +1,10 @@
 // all_gather and head_group_all_gather: whole keys, in parts of the heads, each attended to while the next one arrives.
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "parallel/engine/engine.hpp"
 
@@ -12,7 +14,15 @@ namespace {
 class GatheringEngine : public Engine {
  public:
   GatheringEngine(const ShardPlan::Impl& plan, int rank, const Memory& memory)
-      : plan_(plan), own_(places_of(plan.rank_tokens[static_cast<std::size_t>(rank)], memory)) {}
+      : plan_(plan), own_(places_of(plan.rank_tokens[static_cast<std::size_t>(rank)], memory)) {
+    std::vector<std::int32_t> permutation;
+    for (const std::vector<TokenRange>& ranges : plan.rank_tokens) append_tokens(permutation, ranges);
+    std::vector<std::int32_t> inverse(permutation.size());
+    for (std::size_t i = 0; i < permutation.size(); ++i)
+      inverse[static_cast<std::size_t>(permutation[i])] = static_cast<std::int32_t>(i);
+    permutation_ = memory.of_values(permutation);
+    inverse_ = memory.of_values(inverse);
+  }
 
   void forward(const EngineCall& call) override {
     for_each_part(call, [&](const Heads& heads, const Keys& keys) {
@@ -81,8 +91,8 @@ class GatheringEngine : public Engine {
                      const std::function<void(const Heads&, const Keys&)>& body) const {
     const auto begin = [&](std::int64_t part) {
       const HeadRange heads = heads_of_part(part).kv;
-      return std::array{call.ranks.gather(heads_of(call.keys.k, heads)),
-                        call.ranks.gather(heads_of(call.keys.v, heads))};
+      return std::array{call.ranks.gather({heads_of(call.keys.k, heads)}),
+                        call.ranks.gather({heads_of(call.keys.v, heads)})};
     };
     std::array arriving = begin(0);
     for (std::int64_t part = 0; part < num_parts(); ++part) {
@@ -93,32 +103,16 @@ class GatheringEngine : public Engine {
     }
   }
 
-  /// body(place in the order of ranks, range of the sequence) of all tokens.
-  template <typename Body>
-  void for_each_range(const Body& body) const {
-    std::int64_t at = 0;
-    for (const std::vector<TokenRange>& ranges : plan_.rank_tokens) {
-      for (const TokenRange& range : ranges) {
-        body(TokenRange{at, at + range.size()}, range);
-        at += range.size();
-      }
-    }
-  }
-
   /// The sequence in its own order: no bits then depend on who had which token.
   OwnedTensor in_order(const Memory& memory, const OwnedTensor& by_rank) const {
     OwnedTensor result = memory.make_like(by_rank.view, by_rank.view.dtype());
-    for_each_range([&](const TokenRange& dealt, const TokenRange& range) {
-      memory.copy(tokens_of(result.view, range), tokens_of(by_rank.view, dealt));
-    });
+    memory.sum(result.view, std::array{PlacedPart{by_rank.view, inverse_.view}});
     return result;
   }
 
   Pending scattered(const EngineCall& call, const OwnedTensor& sums) const {
     const OwnedTensor by_rank = call.memory.make_like(sums.view, Dtype::f32);
-    for_each_range([&](const TokenRange& dealt, const TokenRange& range) {
-      call.memory.copy(tokens_of(by_rank.view, dealt), tokens_of(sums.view, range));
-    });
+    call.memory.sum(by_rank.view, std::array{PlacedPart{sums.view, permutation_.view}});
     return call.ranks.reduce_scatter(by_rank);
   }
 
@@ -133,7 +127,7 @@ class GatheringEngine : public Engine {
     std::vector<TensorView> own{call.rows.q, call.rows.out, call.rows.lse, call.rows.dout};
     if (call.rows.dlse) own.push_back(call.rows.dlse);
     std::vector<Pending> arriving;
-    for (const TensorView& tensor : own) arriving.push_back(call.ranks.gather(tensor));
+    for (const TensorView& tensor : own) arriving.push_back(call.ranks.gather({tensor}));
     std::vector<OwnedTensor> whole;
     for (Pending& pending : arriving) whole.push_back(in_order(call.memory, pending.wait()[0]));
     Rows rows{
@@ -147,6 +141,8 @@ class GatheringEngine : public Engine {
 
   const ShardPlan::Impl& plan_;
   OwnedPlaces own_;
+  // [seqlen] i32: the tokens of ranks one behind the other, and where each token is there.
+  OwnedTensor permutation_{}, inverse_{};
 };
 
 }  // namespace

@@ -60,7 +60,8 @@ class HeadsAndRingEngine : public Engine {
     OwnedTensor k = to_heads(call, call.keys.k, HeadsOf::kv);
     OwnedTensor v = to_heads(call, call.keys.v, HeadsOf::kv);
     CapturedSums captured(call.memory, made.dcaptured);
-    if (made.dsinks) call.memory.sum(made.dsinks, {});  // of heads of other ranks
+    if (made.dsinks)  // 0 of heads of other ranks
+      call.memory.sum(made.dsinks, std::span<const TensorView>());
     OwnedTensor dq, dk, dv;
     for (int step = 0; step < num_groups(); ++step) {
       const bool is_last = step + 1 == num_groups();
@@ -117,22 +118,23 @@ class HeadsAndRingEngine : public Engine {
 
   /// [own tokens, batch, all heads, ...] to [tokens of the group, batch, this rank's heads, ...].
   OwnedTensor to_heads(const EngineCall& call, const TensorView& x, HeadsOf which) const {
-    if (plan_.head_ranks == 1) return call.memory.packed(x);
+    if (plan_.head_ranks == 1) return {.view = x};
     std::vector<Outgoing> outgoing;
     std::vector<Incoming> incoming;
     const OwnedTensor result = call.memory.make(
         x.dtype(), shape_of_heads(x, x.size(0) * plan_.head_ranks, heads_of_rank(rank_, which)));
     for (int i = 0; i < plan_.head_ranks; ++i) {
       const int peer = first_partner() + i;
-      outgoing.push_back({peer, parallel::heads_of(x, heads_of_rank(peer, which))});
-      incoming.push_back({peer, shape_of_heads(x, x.size(0), heads_of_rank(rank_, which))});
+      const TensorView sent = parallel::heads_of(x, heads_of_rank(peer, which));
+      const TensorView place = tokens_of(result.view, {i * x.size(0), (i + 1) * x.size(0)});
+      if (peer == rank_) {
+        call.memory.copy(place, sent);
+      } else {
+        outgoing.push_back({peer, {sent}});
+        incoming.push_back({peer, {place, result.memory}});
+      }
     }
-    const std::vector<OwnedTensor> parts = call.ranks.swap(outgoing, incoming, x.dtype()).wait();
-    std::int64_t at = 0;
-    for (const OwnedTensor& part : parts) {
-      call.memory.copy(tokens_of(result.view, {at, at + part.view.size(0)}), part.view);
-      at += part.view.size(0);
-    }
+    call.ranks.swap(outgoing, incoming).wait();
     return result;
   }
 
@@ -142,12 +144,21 @@ class HeadsAndRingEngine : public Engine {
     const std::int64_t num_own = x.view.size(0) / plan_.head_ranks;
     std::vector<Outgoing> outgoing;
     std::vector<Incoming> incoming;
+    std::vector<OwnedTensor> parts;
     for (int i = 0; i < plan_.head_ranks; ++i) {
       const int peer = first_partner() + i;
-      outgoing.push_back({peer, tokens_of(x.view, {i * num_own, (i + 1) * num_own})});
-      incoming.push_back({peer, shape_of_heads(x.view, num_own, heads_of_rank(peer, which))});
+      const OwnedTensor sent{tokens_of(x.view, {i * num_own, (i + 1) * num_own}), x.memory};
+      if (peer == rank_) {
+        parts.push_back(sent);
+      } else {
+        parts.push_back(call.memory.make(
+            x.view.dtype(), shape_of_heads(x.view, num_own, heads_of_rank(peer, which))));
+        outgoing.push_back({peer, sent});
+        incoming.push_back({peer, parts.back()});
+      }
     }
-    return call.ranks.swap(outgoing, incoming, x.view.dtype()).wait();
+    call.ranks.swap(outgoing, incoming).wait();
+    return parts;
   }
 
   /// Of query heads, each of which one rank has.
@@ -201,10 +212,9 @@ class HeadsAndRingEngine : public Engine {
     };
     std::vector<Pending> result;
     for (const OwnedTensor& tensor : tensors) {
-      const auto shape = parallel::shape_with_tokens(tensor.view, tensor.view.size(0));
-      result.push_back(call.ranks.swap(std::array{Outgoing{neighbour(1), tensor.view}},
-                                       std::array{Incoming{neighbour(-1), shape}},
-                                       tensor.view.dtype()));
+      const OwnedTensor arriving = call.memory.make_like(tensor.view, tensor.view.dtype());
+      result.push_back(call.ranks.swap(std::array{Outgoing{neighbour(1), tensor}},
+                                       std::array{Incoming{neighbour(-1), arriving}}));
     }
     return result;
   }

@@ -1,6 +1,7 @@
 // Calls on what a rank has: attention_forward and attention_backward of some rows, keys and heads, whose programs speak
 // of the whole.
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <vector>
 
@@ -42,14 +43,13 @@ AttentionForward local_forward(const EngineCall& call, const Rows& rows, const K
   return local;
 }
 
-void append(std::vector<std::int32_t>& values, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t value = begin; value < end; ++value)
-    values.push_back(static_cast<std::int32_t>(value));
+void append_range(std::vector<std::int32_t>& values, std::int64_t begin, std::int64_t end) {
+  append_tokens(values, std::array{TokenRange{begin, end}});
 }
 
 void append(std::vector<std::int32_t>& values, const Places& places, std::int64_t num_tokens) {
-  if (places.ranges.empty()) append(values, 0, num_tokens);
-  for (const TokenRange& range : places.ranges) append(values, range.begin, range.end);
+  if (places.ranges.empty()) append_range(values, 0, num_tokens);
+  append_tokens(values, places.ranges);
 }
 
 }  // namespace
@@ -66,8 +66,8 @@ TensorView DropoutTables::of(const LocalPart& part, const Rows& rows, const Keys
   const auto found = std::ranges::find(made_, key, &Made::key);
   if (found != made_.end()) return found->table.view;
   std::vector<std::int32_t> values;
-  append(values, 0, key.batch);
-  append(values, key.first_head, key.first_head + key.num_heads);
+  append_range(values, 0, key.batch);
+  append_range(values, key.first_head, key.first_head + key.num_heads);
   append(values, part.q, key.num_queries);
   append(values, part.kv, key.num_keys);
   return made_.emplace_back(key, memory.of_values(values)).table.view;

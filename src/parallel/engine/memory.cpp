@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include "core/check.hpp"
 #include "core/device.hpp"
@@ -57,6 +58,56 @@ void copy_row(std::byte* to, std::int64_t to_stride, const std::byte* from,
     std::memcpy(to + i * to_stride * bytes, from + i * from_stride * bytes, element_bytes);
 }
 
+void copy_index(const TensorView& to, const TensorView& from) {
+  const std::size_t element_bytes = size_bytes(from.dtype());
+  const auto bytes = static_cast<std::int64_t>(element_bytes);
+  for_each_row<2>({&to.spec(), &from.spec()}, [&](const auto& at) {
+    copy_row(static_cast<std::byte*>(to.mutable_data()) + at[0] * bytes, last_stride(to.spec()),
+             static_cast<const std::byte*>(from.data()) + at[1] * bytes, last_stride(from.spec()),
+             last_size(to.spec()), element_bytes);
+  });
+}
+
+std::size_t num_elements_of_index(const TensorView& tensor) {
+  const std::int64_t tokens = std::max<std::int64_t>(tensor.size(0), 1);
+  return static_cast<std::size_t>(tensor.spec().num_elements() / tokens);
+}
+
+std::int64_t place_of(const TensorView& places, std::int64_t i) {
+  return static_cast<const std::int32_t*>(places.data())[i];
+}
+
+/// Of one index of the first dimension; `sums` is memory for it.
+void sum_of_index(const TensorView& to, std::span<const TensorView> parts, std::span<float> sums) {
+  if (parts.size() == 1 && parts[0].dtype() == to.dtype()) return copy_index(to, parts[0]);
+  const TensorView total(static_cast<void*>(sums.data()), make_spec(Dtype::f32, shape_of(to)));
+  std::ranges::fill(sums, 0.0F);
+  const std::int64_t size = last_size(to.spec());
+  for (const TensorView& part : parts) {
+    for_each_row<2>({&total.spec(), &part.spec()}, [&](const auto& at) {
+      for (std::int64_t i = 0; i < size; ++i)
+        sums[static_cast<std::size_t>(at[0] + i)] +=
+            load_scalar(static_cast<const std::byte*>(part.data()), part.dtype(),
+                        at[1] + i * last_stride(part.spec()));
+    });
+  }
+  for_each_row<2>({&to.spec(), &total.spec()}, [&](const auto& at) {
+    for (std::int64_t i = 0; i < size; ++i) {
+      store_scalar(static_cast<std::byte*>(to.mutable_data()), to.dtype(),
+                   at[0] + i * last_stride(to.spec()), sums[static_cast<std::size_t>(at[1] + i)]);
+    }
+  });
+}
+
+bool is_row_major(const TensorView& tensor) {
+  std::int64_t stride = 1;
+  for (int dim = tensor.rank() - 1; dim >= 0; --dim) {
+    if (tensor.size(dim) != 1 && tensor.stride(dim) != stride) return false;
+    stride *= tensor.size(dim);
+  }
+  return true;
+}
+
 }  // namespace
 
 TensorView part_of(const TensorView& tensor, int dim, std::int64_t begin, std::int64_t end) {
@@ -90,9 +141,10 @@ OwnedTensor Memory::make_like(const TensorView& like, Dtype dtype) const {
   return make(dtype, shape_of(like));
 }
 
-OwnedTensor Memory::packed(const TensorView& from) const {
-  OwnedTensor result = make_like(from, from.dtype());
-  copy(result.view, from);
+OwnedTensor Memory::row_major(const OwnedTensor& from) const {
+  if (is_row_major(from.view)) return from;
+  OwnedTensor result = make_like(from.view, from.view.dtype());
+  copy(result.view, from.view);
   return result;
 }
 
@@ -104,34 +156,27 @@ OwnedTensor Memory::of_values(std::span<const std::int32_t> values) const {
 }
 
 void Memory::copy(const TensorView& to, const TensorView& from) const {
-  if (!is_cpu(device_)) return sum_on_device(to, std::array{from}, *this);
-  const std::size_t element_bytes = size_bytes(from.dtype());
-  const auto bytes = static_cast<std::int64_t>(element_bytes);
-  for_each_row<2>({&to.spec(), &from.spec()}, [&](const auto& at) {
-    copy_row(static_cast<std::byte*>(to.mutable_data()) + at[0] * bytes, last_stride(to.spec()),
-             static_cast<const std::byte*>(from.data()) + at[1] * bytes, last_stride(from.spec()),
-             last_size(to.spec()), element_bytes);
-  });
+  sum(to, std::array{PlacedPart{from}});
 }
 
 void Memory::sum(const TensorView& to, std::span<const TensorView> parts) const {
+  std::vector<PlacedPart> placed;
+  for (const TensorView& part : parts) placed.push_back({part});
+  sum(to, placed);
+}
+
+void Memory::sum(const TensorView& to, std::span<const PlacedPart> parts) const {
   if (!is_cpu(device_)) return sum_on_device(to, parts, *this);
-  auto* const written = static_cast<std::byte*>(to.mutable_data());
-  const std::int64_t size = last_size(to.spec());
-  const OwnedTensor total = make_like(to, Dtype::f32);
-  auto* const sums = static_cast<float*>(total.view.mutable_data());
-  std::memset(total.memory.get(), 0, num_bytes(total.view));
-  for (const TensorView& part : parts) {
-    FOVEA_ASSERT(part.dtype() == Dtype::f32);
-    for_each_row<2>({&total.view.spec(), &part.spec()}, [&](const auto& at) {
-      const float* const from = static_cast<const float*>(part.data()) + at[1];
-      for (std::int64_t i = 0; i < size; ++i) sums[at[0] + i] += from[i * last_stride(part.spec())];
-    });
+  std::vector<float> sums(num_elements_of_index(to));
+  std::vector<TensorView> found;
+  for (std::int64_t i = 0; i < to.size(0); ++i) {
+    found.clear();
+    for (const PlacedPart& part : parts) {
+      const std::int64_t at = part.places ? place_of(part.places, i) : i;
+      if (at >= 0) found.push_back(part_of(part.tensor, 0, at, at + 1));
+    }
+    sum_of_index(part_of(to, 0, i, i + 1), found, sums);
   }
-  for_each_row<2>({&to.spec(), &total.view.spec()}, [&](const auto& at) {
-    for (std::int64_t i = 0; i < size; ++i)
-      store_scalar(written, to.dtype(), at[0] + i * last_stride(to.spec()), sums[at[1] + i]);
-  });
 }
 
 }  // namespace fovea::parallel

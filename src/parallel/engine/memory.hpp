@@ -28,6 +28,13 @@ inline TensorView heads_of(const TensorView& tokens_first, const HeadRange& head
 
 std::size_t num_bytes(const TensorView& contiguous);
 
+/// What is added to a tensor: index for index; or with places, [size of the sum's first dimension] i32, at index i what
+/// stands at places[i], nothing where that is -1.
+struct PlacedPart {
+  TensorView tensor{};
+  TensorView places{};
+};
+
 /// Of the call's device. On a GPU memory is the runtime's allocator's, or the stream's, and all is in the order of the
 /// call's stream: the host waits in of_values alone.
 class Memory {
@@ -41,14 +48,16 @@ class Memory {
   /// Row-major; what it holds is undefined.
   OwnedTensor make(Dtype dtype, std::span<const std::int64_t> shape) const;
   OwnedTensor make_like(const TensorView& like, Dtype dtype) const;
-  /// A row-major copy.
-  OwnedTensor packed(const TensorView& from) const;
+  /// The tensor itself where it is row-major, else a copy that is.
+  OwnedTensor row_major(const OwnedTensor& from) const;
   /// For longer than a call: of no stream. On a GPU the values are there when this returns.
   OwnedTensor of_values(std::span<const std::int32_t> values) const;
 
   /// Shapes and dtypes are equal; any strides.
   void copy(const TensorView& to, const TensorView& from) const;
-  /// Sums in f32 of f32 parts shaped like `to`, in the order given, rounded once to its dtype; 0 of no parts.
+  /// Sums in f32 of parts, in the order given, rounded once to the dtype of `to`; 0 of no parts. One part of that dtype
+  /// alone is a copy.
+  void sum(const TensorView& to, std::span<const PlacedPart> parts) const;
   void sum(const TensorView& to, std::span<const TensorView> parts) const;
 
  private:
@@ -60,6 +69,6 @@ class Memory {
 
 OwnedTensor make_on_device(Dtype dtype, std::span<const std::int64_t> shape, const Memory& memory);
 OwnedTensor values_on_device(std::span<const std::int32_t> values, Device device);
-void sum_on_device(const TensorView& to, std::span<const TensorView> parts, const Memory& memory);
+void sum_on_device(const TensorView& to, std::span<const PlacedPart> parts, const Memory& memory);
 
 }  // namespace fovea::parallel

@@ -108,13 +108,17 @@ OwnedPlaces places_of(std::span<const TokenRange> ranges, const Memory& memory) 
   OwnedPlaces result{.places = {.ranges = ranges}};
   if (ranges.size() <= 1) return result;
   std::vector<std::int32_t> values;
-  for (const TokenRange& range : ranges) {
-    for (std::int64_t token = range.begin; token < range.end; ++token)
-      values.push_back(static_cast<std::int32_t>(token));
-  }
+  append_tokens(values, ranges);
   result.table = memory.of_values(values);
   result.places.table = result.table.view;
   return result;
+}
+
+void append_tokens(std::vector<std::int32_t>& tokens, std::span<const TokenRange> ranges) {
+  for (const TokenRange& range : ranges) {
+    for (std::int64_t token = range.begin; token < range.end; ++token)
+      tokens.push_back(static_cast<std::int32_t>(token));
+  }
 }
 
 const TokenRange* range_out_of_step(std::span<const TokenRange> ranges) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "fovea/expr.hpp"
 #include "fovea/parallel.hpp"
@@ -22,6 +23,7 @@ struct OwnedPlaces {
   OwnedTensor table{};
 };
 OwnedPlaces places_of(std::span<const TokenRange> ranges, const Memory& memory);
+void append_tokens(std::vector<std::int32_t>& tokens, std::span<const TokenRange> ranges);
 
 /// The first range whose keys do not stand in fours as they do in the whole, which dropout draws for four at once; null
 /// where all do.

@@ -38,12 +38,12 @@ std::vector<OwnedTensor> Pending::wait() {
   return std::move(received_);
 }
 
-Pending Ranks::gather(const TensorView& own) const {
+Pending Ranks::gather(const OwnedTensor& own) const {
   Pending pending;
-  pending.sent_.push_back(memory_.packed(own));
+  pending.sent_.push_back(memory_.row_major(own));
   const TensorView& sent = pending.sent_.front().view;
   pending.received_.push_back(
-      memory_.make(own.dtype(), shape_with_tokens(own, own.size(0) * size())));
+      memory_.make(sent.dtype(), shape_with_tokens(sent, sent.size(0) * size())));
   pending.communicator_ = &communicator_;
   pending.stream_ = memory_.stream();
   pending.exchange_ =
@@ -52,32 +52,22 @@ Pending Ranks::gather(const TensorView& own) const {
   return pending;
 }
 
-Pending Ranks::swap(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming,
-                    Dtype dtype) const {
+Pending Ranks::swap(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming) const {
   Pending pending;
   std::vector<OutgoingMessage> sent;
-  OwnedTensor own;
   for (const Outgoing& part : outgoing) {
-    pending.sent_.push_back(memory_.packed(part.tensor));
-    const TensorView& packed = pending.sent_.back().view;
-    if (part.to == rank()) {
-      own = pending.sent_.back();
-    } else if (num_bytes(packed) != 0) {
-      sent.push_back({.to = part.to, .data = packed.data(), .bytes = num_bytes(packed)});
-    }
+    FOVEA_ASSERT(part.to != rank());
+    pending.sent_.push_back(memory_.row_major(part.tensor));
+    const TensorView& lying = pending.sent_.back().view;
+    if (num_bytes(lying) != 0)
+      sent.push_back({.to = part.to, .data = lying.data(), .bytes = num_bytes(lying)});
   }
   std::vector<IncomingMessage> received;
   for (const Incoming& part : incoming) {
-    if (part.from == rank()) {
-      FOVEA_ASSERT(own.memory != nullptr);
-      pending.received_.push_back(own);
-      continue;
-    }
-    pending.received_.push_back(memory_.make(dtype, part.shape));
-    const TensorView& made = pending.received_.back().view;
-    if (num_bytes(made) != 0)
-      received.push_back(
-          {.from = part.from, .data = made.mutable_data(), .bytes = num_bytes(made)});
+    pending.received_.push_back(part.tensor);
+    const TensorView& to = part.tensor.view;
+    if (num_bytes(to) != 0)
+      received.push_back({.from = part.from, .data = to.mutable_data(), .bytes = num_bytes(to)});
   }
   pending.communicator_ = &communicator_;
   pending.stream_ = memory_.stream();

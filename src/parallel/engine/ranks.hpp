@@ -36,13 +36,14 @@ class Pending {
   std::vector<OwnedTensor> sent_{};  // alive until it has arrived
 };
 
+/// Sent as it lies where it is row-major, else as a copy; memory that is owned lives until it has arrived.
 struct Outgoing {
   int to = 0;
-  TensorView tensor{};
+  OwnedTensor tensor{};
 };
 struct Incoming {
   int from = 0;
-  std::vector<std::int64_t> shape{};
+  OwnedTensor tensor{};  // row-major, filled
 };
 
 /// Its shape, with so many tokens.
@@ -58,10 +59,9 @@ class Ranks {
   const Memory& memory() const { return memory_; }
 
   /// [n, ...] of every rank as one tensor, [size · n, ...].
-  Pending gather(const TensorView& own) const;
-  /// One tensor to each rank and one from each, all of one dtype; what is a rank's own is handed over.
-  Pending swap(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming,
-               Dtype dtype) const;
+  Pending gather(const OwnedTensor& own) const;
+  /// At most one tensor to each other rank and one from each: those that are received.
+  Pending swap(std::span<const Outgoing> outgoing, std::span<const Incoming> incoming) const;
   /// f32 [size · n, ...]: the sum over ranks of this rank's n, [n, ...].
   Pending reduce_scatter(const OwnedTensor& parts) const;
 

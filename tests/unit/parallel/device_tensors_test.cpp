@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -128,9 +129,11 @@ class RankCalls {
       const std::size_t waited = end_of_wait(i);
       if (waited == 0) wrong += calls_[i].name + " is waited for by nobody; ";
       for (const auto memory : {calls_[i].memory, calls_[i].written}) {
-        const std::size_t freed = given_back(i, memory);
-        if (memory != 0 && freed < waited) wrong += calls_[i].name + ": memory goes too early; ";
-        if (memory != 0 && freed == calls_.size()) wrong += calls_[i].name + ": memory stays; ";
+        const std::optional<std::uint64_t> taken = taken_for(i, memory);
+        if (!taken) continue;  // the caller's
+        const std::size_t freed = given_back(i, *taken);
+        if (freed < waited) wrong += calls_[i].name + ": memory goes too early; ";
+        if (freed == calls_.size()) wrong += calls_[i].name + ": memory stays; ";
       }
     }
     return wrong;
@@ -191,6 +194,15 @@ class RankCalls {
     }
     return 0;
   }
+  /// The piece of memory, taken before this call, that an address lies in.
+  std::optional<std::uint64_t> taken_for(std::size_t at, std::uint64_t address) const {
+    for (std::size_t i = at; i-- > 0;) {
+      const FakeStreamCall& each = calls_[i];
+      const bool holds = address >= each.memory && address < each.memory + each.bytes;
+      if (each.name == "cuMemAllocAsync" && holds) return each.memory;
+    }
+    return std::nullopt;
+  }
   std::size_t given_back(std::size_t at, std::uint64_t memory) const {
     for (std::size_t i = at; i < calls_.size(); ++i) {
       if (calls_[i].name == "cuMemFreeAsync" && calls_[i].memory == memory) return i;
@@ -223,18 +235,28 @@ class DeviceTensorsTest : public ::testing::Test {
   /// A second forward and backward of every rank: the first one agrees and plans.
   std::vector<RankCalls> warm_calls(ParallelScheme scheme, bool is_deterministic) {
     const ShardPlan plan = context_parallel_plan(DeviceRank::problem(), kNumRanks, scheme);
-    std::vector<std::unique_ptr<ContextParallel>> attention(kNumRanks);
     std::vector<DeviceRank> ranks(kNumRanks);
-    const auto call = [&](int rank) {
-      const auto at = static_cast<std::size_t>(rank);
-      attention[at]->forward(ranks[at].forward(stream_of_call(rank), is_deterministic));
-      attention[at]->backward(ranks[at].backward(stream_of_call(rank), is_deterministic));
-    };
+    return second_calls<ContextParallel>(
+        [&](std::shared_ptr<Communicator> end) { return ContextParallel(plan, std::move(end)); },
+        [&](ContextParallel& attention, int rank) {
+          DeviceRank& own = ranks[static_cast<std::size_t>(rank)];
+          attention.forward(own.forward(stream_of_call(rank), is_deterministic));
+          attention.backward(own.backward(stream_of_call(rank), is_deterministic));
+        });
+  }
+
+  /// What ranks enqueue when they call for the second time; each makes something over its end, and calls with it.
+  template <typename Made>
+  std::vector<RankCalls> second_calls(
+      const std::function<Made(std::shared_ptr<Communicator>)>& make,
+      const std::function<void(Made&, int)>& make_call) {
+    std::vector<std::unique_ptr<Made>> made(kNumRanks);
+    const auto call = [&](int rank) { make_call(*made[static_cast<std::size_t>(rank)], rank); };
     EXPECT_THAT(on_ranks(joined(),
                          [&](std::shared_ptr<Communicator> end) {
                            const int rank = end->rank();
-                           attention[static_cast<std::size_t>(rank)] =
-                               std::make_unique<ContextParallel>(plan, std::move(end));
+                           made[static_cast<std::size_t>(rank)] =
+                               std::make_unique<Made>(make(std::move(end)));
                            call(rank);
                          }),
                 Each(IsEmpty()));
@@ -334,15 +356,68 @@ TEST_F(DeviceTensorsTest, AGroupIsJoinedByIdOrTakenFromAProgram) {
   EXPECT_EQ(nccl_.api().destroy(comm), kNcclSuccess);
 }
 
-TEST_F(DeviceTensorsTest, DecodingOverRanksOnAGpuIsRefusedByName) {
+// ---- Decoding ----
+
+/// Caches of eight sequences, of which a rank has pages, and queries of all of them or of some.
+struct DecodingRank {
+  static constexpr std::int64_t kSequences = 8, kPages = 6, kPageSize = 16;
+  std::int64_t own;  // sequences
+  DeviceTensor q{Dtype::bf16, {own, 2, 8, kDim}}, out{Dtype::bf16, {own, 2, 8, kDim}};
+  DeviceTensor k_new{Dtype::bf16, {own, 2, kKvHeads, kDim}}, v_new = k_new;
+  DeviceTensor k{Dtype::bf16, {kSequences * kPages, kPageSize, kKvHeads, kDim}}, v = k;
+  DeviceTensor table{Dtype::i32, {kSequences, kPages}}, seqlens{Dtype::i32, {kSequences}};
+  DeviceTensor cos{Dtype::f32, {512, kDim / 2}}, sin = cos;
+
+  AttentionDecode call(void* stream) {
+    AttentionDecode args{.q = q.view(),
+                         .cache = {.k = k.view(),
+                                   .v = v.view(),
+                                   .page_table = table.view(),
+                                   .seqlens = seqlens.view()},
+                         .append = {.k = k_new.view(), .v = v_new.view()},
+                         .rotary = Rotary{.cos = cos.view(), .sin = sin.view()},
+                         .out = out.view()};
+    args.stream = stream;
+    return args;
+  }
+};
+
+TEST_F(DeviceTensorsTest, DecodingIsOneExchangeOfStatesAndNoRankWaitsForItsDevice) {
+  for (const bool is_shared_out : {false, true}) {
+    std::vector<DecodingRank> ranks;
+    for (int rank = 0; rank < kNumRanks; ++rank)
+      ranks.push_back({DecodingRank::kSequences / (is_shared_out ? kNumRanks : 1)});
+    int waits = 0;
+    const auto all = second_calls<ContextParallelDecode>(
+        [](std::shared_ptr<Communicator> end) { return ContextParallelDecode(std::move(end)); },
+        [&](ContextParallelDecode& decoding, int rank) {
+          if (rank == 0) waits = fake_.count("cuEventQuery") + fake_.count("cuStreamSynchronize");
+          decoding.run(ranks[static_cast<std::size_t>(rank)].call(stream_of_call(rank)));
+        });
+    for (const RankCalls& calls : all) {
+      EXPECT_EQ(calls.wrong_order(), "");
+      EXPECT_EQ(calls.unbalanced(), "");
+      // Queries and new keys and values of all; places, append and attention; states; their union.
+      EXPECT_EQ(calls.shape(), is_shared_out ? "GWGWGWLWL" : "LGWL");
+    }
+    EXPECT_EQ(fake_.count("cuEventQuery") + fake_.count("cuStreamSynchronize"), waits);
+  }
+}
+
+TEST_F(DeviceTensorsTest, WhatDecodesElsewhereIsRefusedByName) {
   ContextParallelDecode decoding(join_nccl_ranks(make_nccl_id(), 0, 1, Device::cuda(0)));
+  DecodingRank own{DecodingRank::kSequences};
+  AttentionDecode args = own.call(nullptr);
+  TensorSpec spec = args.cache.seqlens.spec();
+  spec.device = Device::cpu();
+  args.cache.seqlens = TensorView(args.cache.seqlens.data(), spec);
   try {
-    decoding.run({});
+    decoding.run(args);
     FAIL() << "accepted";
   } catch (const InvalidArgument& error) {
     EXPECT_STREQ(error.what(),
-                 "context_parallel_decode: rank 0: the communicator exchanges on cuda:0; expected "
-                 "one of the cpu");
+                 "context_parallel_decode: rank 0: cache.seqlens lives on cpu; expected cuda:0, "
+                 "where the communicator exchanges");
   }
 }
 

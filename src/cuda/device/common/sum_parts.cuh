@@ -1,10 +1,11 @@
 // Adds tensors of one shape, of any dtypes and strides:
 //
-//   sum = Σ_i parts_i
+//   sum[t] = Σ_i parts_i[places_i[t]]
 //
-// in f32, in the order of the parts, rounded once. One part alone is a copy, in another dtype if need be; no part is
-// zero. A warp for each kSummedColumns of a row, four columns a lane. What a lane writes it has read before, so the
-// first part may be the sum's place.
+// in f32, in the order of the parts, rounded once; t is the first dimension, and without places a part is added index
+// for index. One part alone is a copy, in another dtype if need be; no part is zero. A warp for each kSummedColumns of a
+// row, four columns a lane. What a lane writes it has read before, so the first part may be the sum's place, if it has
+// no places.
 //
 // Bound: memory, every part once.
 #pragma once
@@ -16,25 +17,38 @@
 
 namespace fovea::cuda {
 
+/// Where a part has what is added at index t; negative: nowhere.
+FOVEA_DEVICE std::int32_t place_in(const SumParams& p, int part, std::int32_t t) {
+  const std::int32_t* const places = p.places[part];
+  return places == nullptr ? t : ptx::ld_global_nc(places + t);
+}
+
 FOVEA_DEVICE ptx::F32x4 sum_of_columns(const SumParams& p, std::int32_t batch, std::int32_t row,
                                        std::int32_t head, int col, int count) {
   constexpr int kAtOnce =
       4;  // parts whose columns are on their way; behind the last one it is read again
   ptx::F32x4 sum{0, 0, 0, 0};
+  bool is_empty = true;
 #pragma unroll 1
   for (int first = 0; first < p.num_parts; first += kAtOnce) {
     ptx::U32x4 bits[kAtOnce] = {};
+    std::int32_t places[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const RowsParam& part = p.parts[least(first + i, p.num_parts - 1)];
-      bits[i] = load_columns(part, row_place(part, batch, row, head), col, count);
+      const int number = least(first + i, p.num_parts - 1);
+      places[i] = place_in(p, number, batch);
+      const RowsParam& part = p.parts[number];
+      if (places[i] >= 0)
+        bits[i] = load_columns(part, row_place(part, places[i], row, head), col, count);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i >= p.num_parts) break;
+      if (places[i] < 0) continue;
       const ptx::F32x4 x = floats_of(bits[i], p.parts[first + i].element);
       // The first part is not added to 0: the sign of zero stays.
-      sum = first + i == 0 ? x : ptx::F32x4{sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+      sum = is_empty ? x : ptx::F32x4{sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+      is_empty = false;
     }
   }
   return sum;

@@ -12,6 +12,8 @@ inline constexpr std::int32_t kSummedColumns = 1024;  // of a row, by one warp
 struct SumParams {
   RowsParam parts[kMostSummedParts];
   RowsParam sum;  // may be the first part's place
+  /// [size of the first dimension] index of what is added there, -1: nothing; null: index for index.
+  const std::int32_t* places[kMostSummedParts];
   std::int32_t num_parts;
   std::int32_t seqlen, num_heads, num_columns;
   std::int32_t num_pieces;  // of a row

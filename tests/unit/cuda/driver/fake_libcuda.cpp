@@ -273,7 +273,7 @@ FAKE(cuMemFree_v2, DevicePointer pointer) {
 }
 FAKE(cuMemAllocAsync, DevicePointer* pointer, std::size_t bytes, StreamHandle stream) {
   *pointer = taken(bytes);
-  return enqueued({.name = __func__, .stream = stream, .memory = *pointer});
+  return enqueued({.name = __func__, .stream = stream, .memory = *pointer, .bytes = bytes});
 }
 FAKE(cuMemFreeAsync, DevicePointer pointer, StreamHandle stream) {
   give_back(pointer);

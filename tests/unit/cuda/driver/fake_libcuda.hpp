@@ -16,6 +16,7 @@ struct FakeStreamCall {
   EventHandle event = nullptr;
   DevicePointer memory = 0;  // taken, given back, or read
   DevicePointer written = 0;
+  std::size_t bytes = 0;  // taken
 };
 
 struct FakeState {
