@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Context parallelism over all GPUs of a machine, forward and backward: every scheme against one GPU, then times of both.
 
-usage: gpu_ranks.py torch|jax [--seqlens 32768,131072] [--masks causal,documents] [--schemes all_gather,...] [--rounds 5] [--no-check] [--json FILE]
+usage: gpu_ranks.py torch|jax [--seqlens 32768,131072] [--masks causal,documents] [--schemes all_gather,...] [--rounds 5]
+       [--checked 4096] [--json FILE]
 
-"torch" has a process for each GPU, over NCCL; "jax" one process for all of them. bf16, 32 query heads and 8 of keys, of 128; "documents" are 12
-of them under a causal mask. Before anything is timed, 4,096 tokens with every scheme: rows that one call computes equal those of one GPU
+"torch" has a process for each GPU, over NCCL (without a GPU two of them, over gloo: to try this script); "jax" one process for all of them. bf16, 32 query heads and 8 of keys, of 128; "documents" are 12
+of them under a causal mask. Before anything is timed, --checked tokens with every scheme (0: none): rows that one call computes equal those of one GPU
 bit for bit where docs/guides/context_parallel.md says so, and all else is no farther off than 2 % (the norm of the difference over that of the
 whole). A figure is the median of forward and backward (deterministic=False) in milliseconds, efficiency the time of one GPU over that of
 all of them times their number; "host" is the time of a rank's calls before it waits for the device.
@@ -22,7 +23,7 @@ import time
 
 import numpy as np
 
-HEADS, HEADS_KV, HEAD_DIM, NUM_DOCUMENTS, CHECKED = 32, 8, 128, 12, 4096
+HEADS, HEADS_KV, HEAD_DIM, NUM_DOCUMENTS = 32, 8, 128, 12
 SCHEMES = ("all_gather", "head_group_all_gather", "ring", "ulysses", "needed_only")
 INVARIANT = ("all_gather", "head_group_all_gather", "ulysses")
 TENSORS = ("out", "lse", "dq", "dk", "dv")
@@ -75,14 +76,18 @@ class TorchRanks:
 
         self.torch, self.dist, self.fovea = torch, dist, fovea
         self.rank, self.size, self.options = rank, size, options
-        torch.cuda.set_device(rank)
-        dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size, device_id=torch.device("cuda", rank))
+        self.device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+        self.synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+        if torch.cuda.is_available():
+            torch.cuda.set_device(rank)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
 
     def inputs(self, seqlen: int) -> list:
         """The same on all ranks."""
-        generator = self.torch.Generator("cuda").manual_seed(seqlen)
+        generator = self.torch.Generator(self.device).manual_seed(seqlen)
         shapes = [(1, seqlen, heads, HEAD_DIM) for heads in (HEADS, HEADS_KV, HEADS_KV, HEADS)]
-        return [self.torch.randn(shape, generator=generator, device="cuda", dtype=self.torch.bfloat16) for shape in shapes]
+        return [self.torch.randn(shape, generator=generator, device=self.device, dtype=self.torch.bfloat16) for shape in shapes]
 
     def step(self, attend, q, k, v, dout) -> list:
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -93,7 +98,7 @@ class TorchRanks:
     def whole(self, name: str, seqlen: int, deterministic: bool):
         words = mask_words(name, seqlen)
         if "segment_ids" in words:
-            words["segment_ids"] = self.torch.as_tensor(words["segment_ids"], device="cuda")
+            words["segment_ids"] = self.torch.as_tensor(words["segment_ids"], device=self.device)
         return lambda q, k, v: self.fovea.attention(q, k, v, return_lse=True, deterministic=deterministic, **words)
 
     def own(self, plan, x):
@@ -104,9 +109,10 @@ class TorchRanks:
         return lambda q, k, v: call(q, k, v, plan, return_lse=True, deterministic=deterministic)
 
     def check(self, scheme: str, name: str, deterministic: bool) -> str:
-        tensors = self.inputs(CHECKED)
-        expected = self.step(self.whole(name, CHECKED, deterministic), *tensors)
-        plan = plan_of(self.fovea, scheme, name, CHECKED, self.size)
+        seqlen = self.options.checked
+        tensors = self.inputs(seqlen)
+        expected = self.step(self.whole(name, seqlen, deterministic), *tensors)
+        plan = plan_of(self.fovea, scheme, name, seqlen, self.size)
         made = self.step(self.ranks_attend(plan, deterministic), *(self.own(plan, x) for x in tensors))
         wrong = []
         for tensor, got, whole in zip(TENSORS, made, expected):
@@ -144,14 +150,14 @@ class TorchRanks:
     def timed(self, step, meet=lambda: None) -> tuple[float, float]:
         def run():
             step()
-            return self.torch.cuda.synchronize
+            return self.synchronize
 
         for _ in range(2):
             run()()
         rounds = []
         for _ in range(self.options.rounds):
             meet()
-            self.torch.cuda.synchronize()
+            self.synchronize()
             rounds.append(medians(run, 1))
         return tuple(statistics.median(x) for x in zip(*rounds))
 
@@ -209,9 +215,10 @@ class JaxRanks:
         return self.jax.device_put(plan.permute(x), sharding)
 
     def check(self, scheme: str, name: str, deterministic: bool) -> str:
-        tensors = self.inputs(CHECKED)
-        expected = self.whole(name, CHECKED)(*tensors)
-        plan = self.fovea.jax.device_plan(plan_of(self.fovea, scheme, name, CHECKED, self.size))
+        seqlen = self.options.checked
+        tensors = self.inputs(seqlen)
+        expected = self.whole(name, seqlen)(*tensors)
+        plan = self.fovea.jax.device_plan(plan_of(self.fovea, scheme, name, seqlen, self.size))
         made = self.ranks_step(plan, deterministic)(*(self.dealt(plan, x) for x in tensors))
         wrong = []
         for tensor, got, whole in zip(TENSORS, made, expected):
@@ -251,12 +258,12 @@ def report(ranks, options: argparse.Namespace, is_speaker: bool) -> None:
     say = (lambda *words: print(*words, flush=True)) if is_speaker else (lambda *words: None)
     schemes, masks = options.schemes.split(","), options.masks.split(",")
     wrong = 0
-    for scheme in schemes if options.check else []:
+    for scheme in schemes if options.checked else []:
         for name in masks:
             for deterministic in (True, False):
                 found = ranks.check(scheme, name, deterministic)
                 wrong += bool(found)
-                say(f"{scheme}, {name}, {CHECKED} tokens{', deterministic' if deterministic else ''}: {found or 'right'}")
+                say(f"{scheme}, {name}, {options.checked} tokens{', deterministic' if deterministic else ''}: {found or 'right'}")
     figures = []
     for seqlen in map(int, filter(None, options.seqlens.split(","))):
         for name in masks:
@@ -279,14 +286,14 @@ def main() -> None:
     parser.add_argument("--masks", default="causal,documents")
     parser.add_argument("--schemes", default=",".join(SCHEMES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-check", dest="check", action="store_false", help="time alone")
+    parser.add_argument("--checked", type=int, default=4096, metavar="TOKENS", help="what is compared with one GPU; 0: nothing")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="keep the figures")
     options = parser.parse_args()
     if options.framework == "jax":
         return report(JaxRanks(options), options, is_speaker=True)
     import torch
 
-    size = torch.cuda.device_count()
+    size = torch.cuda.device_count() or 2  # processes of the CPU, to try this
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(torch_rank, (size, f"{folder}/store", options), size)
 

@@ -1,7 +1,7 @@
 """A plan of context parallelism, run by the ranks of a process group: exchanges, calls on what a rank has, and their gradients.
 
-Every exchange is an all-gather or a swap of messages between pairs of ranks. What ranks add up is added in f32 in one order, that of ranks
-or a rank's own before others', so that no bits depend on who was first.
+Every exchange is an all-gather, a swap of messages between pairs of ranks or one of all with all. What ranks add up is added in f32 in one
+order, that of ranks or a rank's own before others', so that no bits depend on who was first.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import operator
 from typing import Any, Iterator, NamedTuple, Sequence, Union
 from weakref import WeakKeyDictionary
@@ -78,6 +79,13 @@ class _Ranks:
             begun = dist.batch_isend_irecv(works) if works else []
         return _Pending(begun, received, sent, self.function)
 
+    def exchange(self, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> _Pending:
+        """Of one tensor as many elements to each rank, one rank's behind the other's, and from each: every rank calls it."""
+        received = sent.new_empty(sum(received_sizes))
+        with _exchange(self.function):
+            work = dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self.group, async_op=True)
+        return _Pending([work], received, sent, self.function)
+
 
 class _Pending:
     """What an exchange will have brought when it is waited for."""
@@ -90,7 +98,7 @@ class _Pending:
         with _exchange(self._function):
             for work in self._works:
                 work.wait()
-        self._sent = []
+        self._sent = None
         return self._result
 
 
@@ -248,11 +256,17 @@ class _Engine:
         self.own_places = self.places(shards.tokens(self.rank))
         self.head_ranges = shards.q_heads(self.rank), shards.kv_heads(self.rank)
         self.agreed: set[tuple[tuple[str, str], ...]] = set()  # facts that all ranks have said
+        self.known: set[tuple[Any, ...]] = set()  # calls without programs whose facts are among them
         # Ids are taken by place once, the rest of the mask reads places: kernels know masks of documents by their form.
         self._mask = _mask_program({**shards.mask_words, "segment_ids": None}, device)
         self._ids = _ids_on(shards.mask_words["segment_ids"], device)
         self._placed_masks: dict[Any, Program | None] = {}
         self._dropout_places: dict[Any, Tensor] = {}
+
+    @property
+    def exchanges_rows(self) -> bool:
+        """Whether backward exchanges what losses say of rows: they must be the same tensors on all ranks."""
+        return False
 
     def places(self, ranges: list[Range]) -> Tensor:
         """Positions of these tokens, as programs read them."""
@@ -309,6 +323,10 @@ class _Gathering(_Engine):
         self._permutation = order
         self._inverse = torch.empty_like(order)
         self._inverse[order] = torch.arange(len(order), device=device)
+
+    @property
+    def exchanges_rows(self) -> bool:
+        return self.is_deterministic
 
     def _whole(self, pending: _Pending) -> Tensor:
         """The sequence in its own order: no bits then depend on who had which token."""
@@ -420,6 +438,13 @@ def _taken(x: Tensor, part: _Part) -> Tensor:
     return x[part] if isinstance(part, slice) else x.index_select(0, part)
 
 
+def _take(x: Tensor, part: _Part, to: Tensor) -> None:
+    if isinstance(part, slice):
+        to.copy_(x[part])
+    else:
+        torch.index_select(x, 0, part, out=to)
+
+
 def _put(to: Tensor, part: _Part, x: Tensor) -> None:
     if isinstance(part, slice):
         to[part] = x
@@ -427,27 +452,62 @@ def _put(to: Tensor, part: _Part, x: Tensor) -> None:
         to.index_copy_(0, part, x)
 
 
-def _size_of(part: _Part) -> int:
-    return part.stop - part.start if isinstance(part, slice) else len(part)
+def _add(to: Tensor, part: _Part, x: Tensor) -> None:
+    if isinstance(part, slice):
+        to[part] += x
+    else:
+        to.index_add_(0, part, x)
+
+
+class _Tokens(NamedTuple):
+    """Some of a rank's tokens that travel, for each peer."""
+
+    size: int  # ranks
+    counts: dict[int, int]
+    parts: dict[int, _Part]
+
+    def sizes(self, width: int) -> list[int]:
+        """Elements for each rank, of so many a token."""
+        return [self.counts.get(rank, 0) * width for rank in range(self.size)]
+
+    def views(self, joint: Tensor, like: Sequence[Tensor]) -> list[tuple[_Part, list[Tensor]]]:
+        """Each peer's tokens of several tensors in one, of which a peer's stand together."""
+        views, at = [], 0
+        for peer, count in self.counts.items():
+            of_peer = []
+            for x in like:
+                shape = (count, *x.shape[1:])
+                of_peer.append(joint[at : at + math.prod(shape)].view(shape))
+                at += of_peer[-1].numel()
+            views.append((self.parts[peer], of_peer))
+        return views
 
 
 class _NeededOnly(_Engine):
-    """Tiles of keys that this rank's rows see; sums of their gradients go back to those who have them."""
+    """Tiles of keys that this rank's rows see; sums of their gradients go back to those who have them.
+
+    Keys and values, or their gradients, are one exchange of all ranks with all, of which most send nothing to most.
+    """
 
     def __init__(self, shards: ShardPlan, ranks: _Ranks, device: torch.device, is_deterministic: bool) -> None:
         super().__init__(shards, ranks, device, is_deterministic)
         own, needs = shards.tokens(self.rank), shards.needed_kv(self.rank)
         peers = [peer for peer in range(ranks.size) if peer != self.rank]
-        wanted = {peer: _intersection(needs, shards.tokens(peer)) for peer in peers}
-        asked = {peer: _intersection(shards.needed_kv(peer), own) for peer in peers}
-        # By peer: what arrives, among the keys that are needed, and what is sent, among this rank's own.
-        self._wanted = {peer: self._part(needs, ranges) for peer, ranges in wanted.items() if ranges}
-        self._asked = {peer: self._part(own, ranges) for peer, ranges in asked.items() if ranges}
+        # What arrives, among the keys that are needed, and what is sent, among this rank's own.
+        self._wanted = self._tokens(needs, {peer: _intersection(needs, shards.tokens(peer)) for peer in peers})
+        self._asked = self._tokens(own, {peer: _intersection(shards.needed_kv(peer), own) for peer in peers})
         kept = _intersection(needs, own)
         self._kept, self._kept_of_own = self._part(needs, kept), self._part(own, kept)
-        self._num_needed = _size(needs)
-        self._keeps_all = kept == needs == own
+        self._num_needed, self._num_kept = _size(needs), _size(kept)
+        self._has_all = kept == needs == own
+        everybody = range(ranks.size)
+        self._travels = any(_intersection(shards.needed_kv(rank), shards.tokens(rank)) != shards.needed_kv(rank) for rank in everybody)
         self._kv_places = self.places(needs)
+
+    def _tokens(self, within: list[Range], by_peer: dict[int, list[Range]]) -> _Tokens:
+        there = {peer: ranges for peer, ranges in by_peer.items() if ranges}
+        counts = {peer: _size(ranges) for peer, ranges in there.items()}
+        return _Tokens(self.ranks.size, counts, {peer: self._part(within, ranges) for peer, ranges in there.items()})
 
     def _part(self, within: list[Range], ranges: list[Range]) -> _Part:
         """Where these ranges of the sequence stand in a list of ranges that holds them."""
@@ -461,40 +521,45 @@ class _NeededOnly(_Engine):
             return slice(found[0][0], found[-1][1])
         return self.places(found).long()
 
+    def _exchange(self, tensors: Sequence[Tensor], leaving: _Tokens, arriving: _Tokens) -> _Pending:
+        """These tokens of several tensors of one dtype, to those who asked for them, and what others send."""
+        width = sum(x[:1].numel() for x in tensors)
+        sizes = leaving.sizes(width)
+        joint = tensors[0].new_empty(sum(sizes))
+        for part, views in leaving.views(joint, tensors):
+            for x, to in zip(tensors, views):
+                _take(x, part, to)
+        return self.ranks.exchange(joint, sizes, arriving.sizes(width))
+
     def _keys(self, k: Tensor, v: Tensor) -> _Keys:
-        """In the order of the sequence; what arrives as neighbours arrives in its place."""
-        if self._keeps_all and not self._asked:  # nothing travels
-            return _Keys(k, v)
-        outgoing = [{peer: _taken(x, part) for peer, part in self._asked.items()} for x in (k, v)]
-        whole = [x.new_empty((self._num_needed, *x.shape[1:])) for x in (k, v)]
-        incoming = [{peer: _place_of(x, part) for peer, part in self._wanted.items()} for x in whole]
-        pending = self.ranks.swap(outgoing, incoming)
-        for x, needed in zip((k, v), whole):
-            _put(needed, self._kept, _taken(x, self._kept_of_own))
-        for needed, received in zip(whole, pending.wait()):
-            for peer, part in self._wanted.items():
-                if not isinstance(part, slice):
-                    _put(needed, part, received[peer])
+        """In the order of the sequence."""
+        pending = self._exchange((k, v), self._asked, self._wanted) if self._travels else None
+        if self._has_all:
+            whole = [k, v]
+        else:
+            whole = [x.new_empty((self._num_needed, *x.shape[1:])) for x in (k, v)]
+            for x, needed in zip((k, v), whole):
+                _put(needed, self._kept, _taken(x, self._kept_of_own))
+        if pending is not None:
+            for part, views in self._wanted.views(pending.wait(), (k, v)):
+                for needed, x in zip(whole, views):
+                    _put(needed, part, x)
         return _Keys(whole[0], whole[1])
 
     def _returned(self, sums: list[Tensor], num_own: int) -> list[Tensor]:
         """What all ranks have for this rank's tokens: its own first, then that of others, in their order."""
-        outgoing = [{peer: _taken(x, part) for peer, part in self._wanted.items()} for x in sums]
-        incoming = [{peer: x.new_empty((_size_of(part), *x.shape[1:])) for peer, part in self._asked.items()} for x in sums]
-        pending = self.ranks.swap(outgoing, incoming)
+        pending = self._exchange(sums, self._wanted, self._asked) if self._travels else None
         totals = []
         for x in sums:
             total = _taken(x, self._kept)
-            if len(total) < num_own:
+            if self._num_kept < num_own:
                 of_kept, total = total, x.new_zeros((num_own, *x.shape[1:]))
                 _put(total, self._kept_of_own, of_kept)
             totals.append(total)
-        for total, received in zip(totals, pending.wait()):
-            for peer, part in self._asked.items():
-                if isinstance(part, slice):
-                    total[part] += received[peer]
-                else:
-                    total.index_add_(0, part, received[peer])
+        if pending is not None:
+            for part, views in self._asked.views(pending.wait(), sums):
+                for total, x in zip(totals, views):
+                    _add(total, part, x)
         return totals
 
     def forward(self, features: _Features, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -507,16 +572,11 @@ class _NeededOnly(_Engine):
     ) -> _Gradients:
         keys = self._keys(k, v)
         words = self.words(features, self.own_places, self._kv_places, self.head_ranges, sinks)
-        is_alone = not self._wanted and not self._asked
-        made = _differentiate(rows, keys, words, _gradients(rows.q, keys, by_rows=True, by_keys=is_alone), captured)
+        is_complete = not self._travels
+        made = _differentiate(rows, keys, words, _gradients(rows.q, keys, by_rows=True, by_keys=is_complete), captured)
         assert made.dk is not None and made.dv is not None
         dk, dv = self._returned([made.dk, made.dv], len(k))
         return made._replace(dk=dk, dv=dv)
-
-
-def _place_of(whole: Tensor, part: _Part) -> Tensor:
-    """Where tokens that arrive are written: in their place, where they are neighbours there."""
-    return whole[part] if isinstance(part, slice) else whole.new_empty((len(part), *whole.shape[1:]))
 
 
 class _HeadsAndRing(_Engine):
@@ -538,6 +598,10 @@ class _HeadsAndRing(_Engine):
         self._next, self._before = (
             (self._group + step) % self._num_groups * self._head_ranks + self._part for step in (1, -1)
         )
+
+    @property
+    def exchanges_rows(self) -> bool:
+        return self._head_ranks > 1
 
     # Tokens for heads, and back.
 
@@ -688,9 +752,9 @@ class _Node(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         q, k, v, sinks, out, lse, *captured = ctx.saved_tensors
         needs = ctx.needs_input_grad
         names = tuple(name for name, is_needed in zip(ctx.features.differentiable(), needs[6:]) if is_needed)
-        # Ranks exchange both, whichever of the two their own losses read.
         dout = torch.zeros_like(out) if dout is None else dout
-        dlse = torch.zeros_like(lse) if dlse is None else dlse
+        if dlse is None and ctx.engine.exchanges_rows:  # other ranks' losses may read it
+            dlse = torch.zeros_like(lse)
         rows = _Saved(_tokens_first(q), _tokens_first(out), lse, _tokens_first(dout), dlse)
         made = ctx.engine.backward(ctx.features, rows, _tokens_first(k), _tokens_first(v), sinks, names)
         plain = [_tokens_first(x).to(like.dtype) for x, like in ((made.dq, q), (made.dk, k), (made.dv, v))]
@@ -775,6 +839,44 @@ def _agree(ranks: _Ranks, facts: dict[str, str], problem: str) -> None:
                 )
 
 
+def _agreed_engine(
+    engine: _Engine | None,
+    group: Any,
+    tensors: tuple[Any, Any, Any],
+    shards: ShardPlan,
+    scale: float | None,
+    softcap: float | None,
+    bias: Tensor | None,
+    alibi: Tensor | None,
+    score_mod: ScoreMod | None,
+    sinks: Tensor | None,
+    dropout: Dropout | tuple[float, int] | None,
+    deterministic: bool,
+) -> tuple[_Engine, Program | None, Dropout | None]:
+    """The plan's engine for a call that all ranks make, its scores and what it drops; the same error on all ranks where one cannot."""
+    q, k, v = tensors
+    ranks = _Ranks(group)
+    words: dict[str, Any] = {"scale": scale, "softcap": softcap, "deterministic": deterministic}
+    problem, score, drop = "", None, None
+    try:
+        _check_shapes(shards, ranks, q, k, v)
+        score = _score_program(shards, q.device, bias, alibi, score_mod)
+        words["score_mod"] = None if score is None else score.text
+        words["sinks"] = None if sinks is None else tuple(sinks.shape)
+        drop = dropout_of_ranks(_FUNCTION, dropout, keeps_fours=shards.keeps_fours, is_packed=shards.packed is not None)
+        words["dropout"] = None if drop is None else tuple(x if isinstance(x, (int, float)) else "a tensor" for x in drop[:3])
+    except (TypeError, ValueError) as error:
+        problem = str(error).removeprefix(f"{_FUNCTION}: ")
+    facts = _facts(shards, tensors, words)
+    said = tuple(facts.items())
+    if problem or engine is None or said not in engine.agreed:
+        _agree(ranks, facts, problem)
+        if engine is None:
+            engine = _engine_of(shards, ranks, q.device, deterministic)
+        engine.agreed.add(said)
+    return engine, score, drop
+
+
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
@@ -842,27 +944,17 @@ def context_parallel_attention(
     >>> shards = fovea.parallel.context_parallel_plan(spec, spec, world_size=8, causal=True)
     >>> out = fovea.torch.context_parallel_attention(q, k, v, shards, group=mesh["context"])
     """
-    ranks = _Ranks(_group_of(group))
-    words: dict[str, Any] = {"scale": scale, "softcap": softcap, "deterministic": deterministic}
-    problem, score, drop = "", None, None
-    try:
-        _check_shapes(shards, ranks, q, k, v)
-        score = _score_program(shards, q.device, bias, alibi, score_mod)
-        words["score_mod"] = None if score is None else score.text
-        words["sinks"] = None if sinks is None else tuple(sinks.shape)
-        drop = dropout_of_ranks(_FUNCTION, dropout, keeps_fours=shards.keeps_fours, is_packed=shards.packed is not None)
-        words["dropout"] = None if drop is None else tuple(x if isinstance(x, (int, float)) else "a tensor" for x in drop[:3])
-    except (TypeError, ValueError) as error:
-        problem = str(error).removeprefix(f"{_FUNCTION}: ")
-    facts = _facts(shards, (q, k, v), words)
-    key = (ranks.group, getattr(q, "device", None), deterministic)
+    group = _group_of(group)
+    key = (group, getattr(q, "device", None), deterministic)
     engine = shards.engines.get(key)
-    said = tuple(facts.items())
-    if problem or engine is None or said not in engine.agreed:
-        _agree(ranks, facts, problem)
-        if engine is None:
-            engine = shards.engines[key] = _engine_of(shards, ranks, q.device, deterministic)
-        engine.agreed.add(said)
+    score, drop, call = None, None, None
+    if score_mod is None and bias is None and alibi is None and sinks is None and dropout is None:
+        call = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in (q, k, v)) + (scale, softcap)
+    if engine is None or call is None or call not in engine.known:
+        engine, score, drop = _agreed_engine(engine, group, (q, k, v), shards, scale, softcap, bias, alibi, score_mod, sinks, dropout, deterministic)
+        shards.engines[key] = engine
+        if call is not None:
+            engine.known.add(call)
     is_packed = shards.packed is not None
     if is_packed:
         q, k, v = (x[None] for x in (q, k, v))
