@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +31,8 @@ struct TileRow {
   std::int64_t kv_head = 0;
   std::int64_t q_begin = 0, q_end = 0;
   std::int64_t seqlen_q = 0, seqlen_kv = 0;
+  // Tiles that are looked at where the mask is no union of bands: the caller knows that these rows see no other.
+  std::int64_t tiles_begin = 0, tiles_end = std::numeric_limits<std::int64_t>::max();
 };
 
 /// A mask program prepared for block questions.
@@ -63,6 +66,10 @@ class BlockMapper {
   /// Where partial tiles are cut by the edges of one band, returns these: what each q_idx sees, without running the
   /// mask.
   std::optional<BandEdges> row(const TileRow& row, std::vector<TileRun>& runs) const;
+
+  /// Tiles outside of which these rows see nothing, without a look at single tiles: what many neighbouring rows are to
+  /// be asked within. All of them where the mask is a union of bands, whose rows cost nothing.
+  Span hull(const TileRow& row) const;
 
  private:
   struct Impl;

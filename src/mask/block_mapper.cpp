@@ -139,6 +139,7 @@ class RowMapper {
         whole_{.q = {row.q_begin, row.q_end},
                .kv = {0, row.seqlen_kv},
                .head = {row.q_head_begin, row.q_head_end}},
+        tiles_{row.tiles_begin, std::min(row.tiles_end, tiles_until(row.seqlen_kv))},
         runs_(runs) {
     variable(Variable::batch) = point(row.batch);
     variable(Variable::kv_head) = point(row.kv_head);
@@ -153,8 +154,12 @@ class RowMapper {
 
   void map() {
     if (whole_.q.is_empty() || whole_.kv.is_empty() || whole_.head.is_empty()) return;
-    const Verdict verdict = evaluate(whole_, Scan::forbidden);
     const std::int64_t num_tiles = tiles_until(whole_.kv.end);
+    if (!mask_.bands && tiles_.size() < num_tiles) {
+      if (!tiles_.is_empty()) halve(tiles_.begin, tiles_.end);
+      return;
+    }
+    const Verdict verdict = evaluate(whole_, Scan::forbidden);
     if (verdict == Verdict::hidden) return;
     if (verdict == Verdict::visible) return emit(0, num_tiles, TileKind::full);
     if (mask_.bands) {
@@ -165,6 +170,14 @@ class RowMapper {
       }
     }
     halve(0, num_tiles);
+  }
+
+  Span hull() {
+    if (whole_.q.is_empty() || tiles_.is_empty() || whole_.head.is_empty()) return {};
+    if (mask_.bands) return tiles_;
+    const auto first = outermost(tiles_.begin, tiles_.end, End::first);
+    if (!first) return {};
+    return {*first, *outermost(*first, tiles_.end, End::last) + 1};
   }
 
   const std::optional<BandEdges>& edges() const { return edges_; }
@@ -237,6 +250,20 @@ class RowMapper {
         halve(begin, middle);
         halve(middle, end);
     }
+  }
+
+  enum class End : bool { first, last };
+
+  /// Of the tiles that these rows may see.
+  std::optional<std::int64_t> outermost(std::int64_t begin, std::int64_t end, End which) {
+    const Box box{.q = whole_.q, .kv = keys_of(begin, end), .head = whole_.head};
+    if (evaluate(box, Scan::forbidden) == Verdict::hidden) return std::nullopt;
+    if (end - begin == 1) return begin;
+    const std::int64_t middle = begin + (end - begin) / 2;
+    std::array halves{Span{begin, middle}, Span{middle, end}};
+    if (which == End::last) std::swap(halves[0], halves[1]);
+    const auto nearer = outermost(halves[0].begin, halves[0].end, which);
+    return nearer ? nearer : outermost(halves[1].begin, halves[1].end, which);
   }
 
   TileKind kind_of(std::int64_t tile) {
@@ -381,6 +408,7 @@ class RowMapper {
   const BoundMask& bound_;
   const MaskFormula& mask_;
   const Box whole_;
+  const Span tiles_;
   std::vector<TileRun>& runs_;
   expr::Box box_;
   Scan scan_ = Scan::forbidden;
@@ -422,6 +450,11 @@ std::optional<BandEdges> BlockMapper::row(const TileRow& row, std::vector<TileRu
   RowMapper mapper(*impl_, row, runs);
   mapper.map();
   return mapper.edges();
+}
+
+Span BlockMapper::hull(const TileRow& row) const {
+  std::vector<TileRun> none;
+  return RowMapper(*impl_, row, none).hull();
 }
 
 }  // namespace fovea::mask

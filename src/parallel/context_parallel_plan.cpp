@@ -35,6 +35,9 @@ constexpr std::int64_t kChunksPerRank = 16, kFewestChunksPerRank = 4;
 // Of a chunk, by all rows of its tiles, that exchanges are weighed by: more of them take longer than they save.
 constexpr std::size_t kMostSeenChunks = 512;
 
+// Rows of tiles that are asked about together before each is: documents are some tiles long, sequences thousands.
+constexpr std::size_t kRowsOfHull = 16;
+
 constexpr double kBalancedTolerance = 0.001;
 constexpr double kContiguousTolerance = 0.02;  // what lies together is not moved for less
 
@@ -250,20 +253,33 @@ class Planner {
     std::vector<TileRun> runs;
     for (std::int64_t sequence = 0; sequence < rows.num_mapped_sequences; ++sequence) {
       for (std::int64_t head = 0; head < rows.num_mapped_heads; ++head) {
-        for (const TokenRange& tile : rows.tiles) {
-          mapper.row({.batch = sequence,
-                      .q_head_begin = head,
-                      .q_head_end = head + 1,
-                      .kv_head = head / plan_.shape.group(),
-                      .q_begin = tile.begin,
-                      .q_end = tile.end,
-                      .seqlen_q = plan_.shape.seqlen,
-                      .seqlen_kv = plan_.shape.seqlen},
-                     runs);
+        mask::TileRow row{.batch = sequence,
+                          .q_head_begin = head,
+                          .q_head_end = head + 1,
+                          .kv_head = head / plan_.shape.group(),
+                          .seqlen_q = plan_.shape.seqlen,
+                          .seqlen_kv = plan_.shape.seqlen};
+        for (std::size_t i = 0; i < rows.tiles.size(); ++i) {
+          if (i % kRowsOfHull == 0) find_hull(mapper, i, row);
+          row.q_begin = rows.tiles[i].begin;
+          row.q_end = rows.tiles[i].end;
+          mapper.row(row, runs);
           rows.add(runs);
         }
       }
     }
+  }
+
+  /// Tiles that neighbouring rows see, from `first` on.
+  void find_hull(const mask::BlockMapper& mapper, std::size_t first, mask::TileRow& row) const {
+    const std::vector<TokenRange>& tiles = plan_.row_tiles.tiles;
+    row.tiles_begin = 0;
+    row.tiles_end = std::numeric_limits<std::int64_t>::max();
+    row.q_begin = tiles[first].begin;
+    row.q_end = tiles[std::min(first + kRowsOfHull, tiles.size()) - 1].end;
+    const mask::Span hull = mapper.hull(row);
+    row.tiles_begin = hull.begin;
+    row.tiles_end = hull.end;
   }
 
   /// visit(tile, sequence, head, runs) of every row of every map.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -16,13 +18,16 @@ struct Exchange {
   std::int64_t moved = 0;            // work that changes sides
 };
 
+/// Chunks of a group whose members are counted: more are exchanged as if nothing was received.
+constexpr std::size_t kMostCounted = std::numeric_limits<std::uint16_t>::max();
+
 /// Who sees keys of others.
 class Received {
  public:
   Received(const Chunks& chunks, std::span<const int> group_of)
       : seen_(chunks.seen),
         group_of_(group_of.begin(), group_of.end()),
-        counts_(chunks.base.size(), std::vector<int>(chunks.works.size())) {
+        counts_(chunks.base.size() * chunks.works.size()) {
     for (std::size_t chunk = 0; chunk < group_of.size(); ++chunk) count(chunk, group_of[chunk], 1);
   }
 
@@ -42,9 +47,15 @@ class Received {
   }
 
  private:
+  /// Members of a group that see each chunk.
+  std::uint16_t* counts_of(int group) {
+    return counts_.data() + static_cast<std::size_t>(group) * seen_.size();
+  }
+
   void count(std::size_t chunk, int group, int times) {
+    std::uint16_t* const counts = counts_of(group);
     for (const std::size_t other : seen_[chunk])
-      counts_[static_cast<std::size_t>(group)][other] += times;
+      counts[other] = static_cast<std::uint16_t>(counts[other] + times);
   }
 
   void move(std::size_t chunk, int from, int to) {
@@ -54,14 +65,14 @@ class Received {
   }
 
   /// Of the chunks that an exchange of these two is about.
-  std::int64_t received(std::size_t a, std::size_t b) const {
+  std::int64_t received(std::size_t a, std::size_t b) {
     std::int64_t sum = 0;
+    const int group_a = group_of_[a], group_b = group_of_[b];
+    const std::uint16_t *const by_a = counts_of(group_a), *const by_b = counts_of(group_b);
     const auto add = [&](std::size_t chunk) {
-      for (const std::size_t member : {a, b}) {
-        const int group = group_of_[member];
-        const bool is_seen = counts_[static_cast<std::size_t>(group)][chunk] > 0;
-        sum += is_seen && group_of_[chunk] != group ? 1 : 0;
-      }
+      const int group = group_of_[chunk];
+      sum += by_a[chunk] > 0 && group != group_a ? 1 : 0;
+      sum += by_b[chunk] > 0 && group != group_b ? 1 : 0;
     };
     for (const std::size_t chunk : seen_[a]) add(chunk);
     for (const std::size_t chunk : seen_[b])
@@ -77,7 +88,7 @@ class Received {
 
   std::span<const std::vector<std::size_t>> seen_;
   std::vector<int> group_of_;
-  std::vector<std::vector<int>> counts_;  // [group][chunk] members that see it
+  std::vector<std::uint16_t> counts_;  // [group][chunk] members that see it
 };
 
 /// Groups of chunks whose sums are to become even by exchanges of one chunk for one.
@@ -95,7 +106,8 @@ class Groups {
     for (Members& members : members_) {
       std::ranges::sort(members, {}, [this](std::size_t chunk) { return rank(chunk); });
     }
-    if (!chunks.seen.empty()) received_.emplace(chunks, group_of);
+    const bool can_count = chunks.works.size() / chunks.base.size() <= kMostCounted;
+    if (!chunks.seen.empty() && can_count) received_.emplace(chunks, group_of);
   }
 
   void even_out(double tolerance) {
