@@ -85,7 +85,8 @@ class Spread {
 
 using Places = std::vector<std::int32_t>;
 
-void run_emulated(Spread& sum, std::vector<Spread>& parts, std::vector<Places> places = {}) {
+void run_emulated(Spread& sum, std::vector<Spread>& parts, std::vector<Places> places = {},
+                  cuda::Fold fold = cuda::Fold::sum) {
   cuda::emulator::Device device;
   device.register_buffer("sum", sum.bytes().data(), sum.bytes().size());
   std::vector<cuda::SumPart> views;
@@ -100,7 +101,7 @@ void run_emulated(Spread& sum, std::vector<Spread>& parts, std::vector<Places> p
                            places[i].size() * sizeof(std::int32_t));
     views[i].places = view(places[i].data(), {static_cast<std::int64_t>(places[i].size())});
   }
-  const cuda::SumLaunch launch = cuda::sum_launch(sum.view(), views);
+  const cuda::SumLaunch launch = cuda::sum_launch(sum.view(), views, fold);
   const cuda::emulator::Report report =
       device.launch({.grid = {static_cast<std::int32_t>(launch.grid.x), 1, 1},
                      .block = {static_cast<std::int32_t>(launch.num_threads), 1, 1}},
@@ -287,6 +288,23 @@ TEST(EmulatedSum, OnePartIsCopiedWithItsSignOfZero) {
   run_emulated(sum, parts);
   EXPECT_TRUE(std::signbit(sum.value(8)));
   EXPECT_EQ(sum.value(9), INFINITY);
+}
+
+TEST(EmulatedSum, TheLargestOfPartsIsNanWhereOneIs) {
+  Spread largest(Dtype::f32, {4}, {1});
+  std::vector<Spread> parts;
+  const std::array<std::array<float, 4>, 3> values{
+      {{1, -INFINITY, 5, 2}, {3, -INFINITY, NAN, -4}, {2, -INFINITY, 7, 1}}};
+  for (const auto& of_part : values) {
+    Spread& part = parts.emplace_back(Dtype::f32, Shape{4}, Shape{1});
+    for (std::size_t i = 0; i < 4; ++i)
+      store_scalar(part.bytes().data(), Dtype::f32, static_cast<std::int64_t>(8 + i), of_part[i]);
+  }
+  run_emulated(largest, parts, {}, cuda::Fold::largest);
+  EXPECT_EQ(largest.value(8), 3);
+  EXPECT_EQ(largest.value(9), -INFINITY);
+  EXPECT_TRUE(std::isnan(largest.value(10)));
+  EXPECT_EQ(largest.value(11), 2);
 }
 
 TEST(SumLaunch, MoreThanFourDimensionsThatDoNotFollowEachOtherAreRefused) {

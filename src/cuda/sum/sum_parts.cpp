@@ -94,7 +94,7 @@ jit::KernelText sum_text() {
 
 SumPlan plan_sum(Device device) { return {load_alone(sum_text(), device, "sum of tensors")}; }
 
-SumLaunch sum_launch(const TensorView& sum, std::span<const SumPart> parts) {
+SumLaunch sum_launch(const TensorView& sum, std::span<const SumPart> parts, Fold fold) {
   std::vector<TensorView> all{sum};
   bool has_places = false;
   for (const SumPart& part : parts) {
@@ -117,6 +117,7 @@ SumLaunch sum_launch(const TensorView& sum, std::span<const SumPart> parts) {
     p.places[i] = data_of(parts[i].places);
   }
   p.num_parts = static_cast<std::int32_t>(parts.size());
+  p.fold = fold;
   p.seqlen = count_param(shaped.size(1));
   p.num_heads = count_param(shaped.size(2));
   p.num_columns = count_param(shaped.size(3));
@@ -132,9 +133,9 @@ SumLaunch sum_launch(const TensorView& sum, std::span<const SumPart> parts) {
 KernelLaunches SumLaunch::launches() const { return launch_alone(params, grid, num_threads); }
 
 void sum_parts(const SumPlan& plan, const TensorView& sum, std::span<const SumPart> parts,
-               driver::Stream stream) {
+               Fold fold, driver::Stream stream) {
   if (sum.spec().num_elements() == 0) return;
-  enqueue(*plan.kernels, sum_launch(sum, parts).launches(), stream);
+  enqueue(*plan.kernels, sum_launch(sum, parts, fold).launches(), stream);
 }
 
 }  // namespace fovea::cuda

@@ -39,10 +39,10 @@ struct SumPart {
 
 /// At most kMostSummedParts parts. Dimensions that follow each other in every tensor are one, but for the first one
 /// where parts have places; throws Unsupported where more than four are left, or more rows than a grid has.
-SumLaunch sum_launch(const TensorView& sum, std::span<const SumPart> parts);
+SumLaunch sum_launch(const TensorView& sum, std::span<const SumPart> parts, Fold fold = Fold::sum);
 
-/// sum = Σ parts, in their order: enqueued on the stream.
+/// sum = Σ parts, in their order, or the largest of each element: enqueued on the stream.
 void sum_parts(const SumPlan& plan, const TensorView& sum, std::span<const SumPart> parts,
-               driver::Stream stream);
+               Fold fold, driver::Stream stream);
 
 }  // namespace fovea::cuda

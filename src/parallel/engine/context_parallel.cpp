@@ -57,7 +57,7 @@ class Checks {
 
   void forward(const AttentionForward& args) const {
     features(args);
-    refuse(!!args.row_max, "row_max is given; it is not computed over several ranks");
+    if (args.row_max) check_lse("row_max", args.row_max);
     // What attention itself refuses, before a rank stops in the middle: dtypes, overlaps, programs.
     validate_arguments(validate(problem_of(args), ""), args, "");
   }
@@ -228,14 +228,16 @@ const ShardPlan& ContextParallel::shards() const { return impl_->shards; }
 void ContextParallel::forward(const AttentionForward& args) {
   Facts facts = impl_->plan_facts;
   add_forward(facts, args);
+  facts.emplace_back("row_max", args.row_max ? "given" : "missing");
   impl_->agree(kForward, std::move(facts), [&] { impl_->checks().forward(args); });
-  impl_->run(args, [](Engine& engine, EngineCall& call) {
+  impl_->run(args, [&](Engine& engine, EngineCall& call) {
     parallel::OwnedTensor lse;
     if (!call.rows.lse) {
       lse = call.memory.make(
           Dtype::f32, std::array{call.rows.q.size(0), call.rows.q.size(1), call.rows.q.size(2)});
       call.rows.lse = lse.view;
     }
+    if (args.row_max) call.rows.row_max = parallel::turned_lse(args.row_max);
     engine.forward(call);
   });
 }

@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "core/check.hpp"
 #include "core/shape.hpp"
 #include "cuda/driver/resources.hpp"
 #include "parallel/engine/memory.hpp"
@@ -55,7 +56,7 @@ void sum_on_device(const TensorView& to, std::span<const PlacedPart> parts, cons
   const auto add = [&](const TensorView& sum, std::span<const PlacedPart> some) {
     std::vector<cuda::SumPart> added;
     for (const PlacedPart& part : some) added.push_back({part.tensor, part.places});
-    cuda::sum_parts(plan, sum, added, Stream(memory.stream()));
+    cuda::sum_parts(plan, sum, added, cuda::Fold::sum, Stream(memory.stream()));
   };
   const std::size_t most = cuda::kMostSummedParts;
   if (parts.size() <= most) return add(to, parts);
@@ -69,6 +70,15 @@ void sum_on_device(const TensorView& to, std::span<const PlacedPart> parts, cons
     add(total.view, some);
   }
   add(to, std::array{PlacedPart{total.view}});
+}
+
+void largest_on_device(const TensorView& to, std::span<const TensorView> parts,
+                       const Memory& memory) {
+  FOVEA_ASSERT(parts.size() <= cuda::kMostSummedParts);
+  std::vector<cuda::SumPart> all;
+  for (const TensorView& part : parts) all.push_back({part});
+  cuda::sum_parts(find_sum(memory.device(), Runtime::process_default()), to, all,
+                  cuda::Fold::largest, Stream(memory.stream()));
 }
 
 }  // namespace fovea::parallel

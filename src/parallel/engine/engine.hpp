@@ -20,7 +20,7 @@ namespace fovea::parallel {
 
 /// bshd to tokens first, or back.
 TensorView turned(const TensorView& tensor);
-/// [batch, heads, tokens] to [tokens, batch, heads], and back.
+/// lse or row_max: [batch, heads, tokens] to [tokens, batch, heads], and back.
 TensorView turned_lse(const TensorView& lse);
 TensorView lse_of_call(const TensorView& tokens_first);
 
@@ -28,9 +28,10 @@ struct Keys {
   TensorView k{}, v{};
 };
 
-/// Rows of a call; what a forward call writes is out and lse.
+/// Rows of a call; what a forward call writes is out, lse and row_max.
 struct Rows {
   TensorView q{}, out{}, lse{};
+  TensorView row_max{};         // of forward, optional
   TensorView dout{}, dlse{};  // backward; dlse is optional
 };
 
@@ -86,7 +87,7 @@ class DropoutTables {
   std::vector<Made> made_{};  // as many as a plan has parts
 };
 
-/// Writes rows.out and rows.lse.
+/// Writes rows.out, rows.lse and, where it is given, rows.row_max.
 void attend(const EngineCall& call, const Rows& rows, const Keys& keys, const LocalPart& part);
 
 /// Gradients by what captures of scores hold are sums over a rank's local calls.

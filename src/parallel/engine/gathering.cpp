@@ -26,9 +26,10 @@ class GatheringEngine : public Engine {
 
   void forward(const EngineCall& call) override {
     for_each_part(call, [&](const Heads& heads, const Keys& keys) {
-      const Rows rows{.q = heads_of(call.rows.q, heads.q),
-                      .out = heads_of(call.rows.out, heads.q),
-                      .lse = heads_of(call.rows.lse, heads.q)};
+      Rows rows{.q = heads_of(call.rows.q, heads.q),
+                .out = heads_of(call.rows.out, heads.q),
+                .lse = heads_of(call.rows.lse, heads.q)};
+      if (call.rows.row_max) rows.row_max = heads_of(call.rows.row_max, heads.q);
       attend(call, rows, keys, {.q = own_.places, .heads = heads});
     });
   }

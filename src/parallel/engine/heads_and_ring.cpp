@@ -34,8 +34,12 @@ class HeadsAndRingEngine : public Engine {
       std::vector<Pending> arriving;
       if (!is_last) arriving = passed_on(call, std::array{k, v});
       State made = empty_state(call, q.view, num_groups() == 1);
-      attend(call, {.q = q.view, .out = made.out.view, .lse = made.lse.view}, {k.view, v.view},
-             part(step));
+      attend(call,
+             {.q = q.view,
+              .out = made.out.view,
+              .lse = made.lse.view,
+              .row_max = made.row_max.view},
+             {k.view, v.view}, part(step));
       state = state ? merged(call, *state, made, is_last) : std::move(made);
       if (!is_last) {
         k = arriving[0].wait()[0];
@@ -44,6 +48,8 @@ class HeadsAndRingEngine : public Engine {
     }
     call.memory.copy(call.rows.out, to_tokens(call, state->out, HeadsOf::q).view);
     call.memory.copy(call.rows.lse, to_tokens(call, state->lse, HeadsOf::q).view);
+    if (call.rows.row_max)
+      call.memory.copy(call.rows.row_max, to_tokens(call, state->row_max, HeadsOf::q).view);
   }
 
   void backward(const EngineCall& call, const EngineGradients& made) override {
@@ -96,6 +102,7 @@ class HeadsAndRingEngine : public Engine {
  private:
   struct State {
     OwnedTensor out{}, lse{};
+    OwnedTensor row_max{};  // where the call wants it
   };
 
   int num_groups() const { return plan_.num_groups(); }
@@ -226,7 +233,9 @@ class HeadsAndRingEngine : public Engine {
     const Dtype dtype = is_rounded ? call.rows.out.dtype() : Dtype::f32;
     OwnedTensor out = call.memory.make(dtype, shape);
     shape.pop_back();
-    return {std::move(out), call.memory.make(Dtype::f32, shape)};
+    State state{.out = std::move(out), .lse = call.memory.make(Dtype::f32, shape)};
+    if (call.rows.row_max) state.row_max = call.memory.make(Dtype::f32, shape);
+    return state;
   }
 
   State merged(const EngineCall& call, const State& before, const State& made,
@@ -238,6 +247,8 @@ class HeadsAndRingEngine : public Engine {
                   .lse = lse_of_call(result.lse.view),
                   .executor = call.args.executor,
                   .stream = call.args.stream});
+    if (call.rows.row_max)
+      call.memory.largest(result.row_max.view, std::array{before.row_max.view, made.row_max.view});
     return result;
   }
 

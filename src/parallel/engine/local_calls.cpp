@@ -25,6 +25,7 @@ AttentionForward local_forward(const EngineCall& call, const Rows& rows, const K
   AttentionForward local{
       .q = turned(rows.q), .k = turned(keys.k), .v = turned(keys.v), .out = turned(rows.out)};
   local.lse = lse_of_call(rows.lse);
+  if (rows.row_max) local.row_max = lse_of_call(rows.row_max);
   local.score = placed(call.args.score, place);
   local.mask = placed(call.args.mask, place);
   local.softmax_scale = call.args.softmax_scale;

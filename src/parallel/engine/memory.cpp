@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -163,6 +164,23 @@ void Memory::sum(const TensorView& to, std::span<const TensorView> parts) const 
   std::vector<PlacedPart> placed;
   for (const TensorView& part : parts) placed.push_back({part});
   sum(to, placed);
+}
+
+void Memory::largest(const TensorView& to, std::span<const TensorView> parts) const {
+  if (!is_cpu(device_)) return largest_on_device(to, parts, *this);
+  copy(to, parts[0]);
+  const std::int64_t size = last_size(to.spec());
+  for (const TensorView& part : parts.subspan(1)) {
+    for_each_row<2>({&to.spec(), &part.spec()}, [&](const auto& at) {
+      auto* const into = static_cast<float*>(to.mutable_data()) + at[0];
+      const auto* const from = static_cast<const float*>(part.data()) + at[1];
+      for (std::int64_t i = 0; i < size; ++i) {
+        float& x = into[i * last_stride(to.spec())];
+        const float y = from[i * last_stride(part.spec())];
+        if (!(y <= x) && !std::isnan(x)) x = y;
+      }
+    });
+  }
 }
 
 void Memory::sum(const TensorView& to, std::span<const PlacedPart> parts) const {

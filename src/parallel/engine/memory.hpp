@@ -59,6 +59,8 @@ class Memory {
   /// alone is a copy.
   void sum(const TensorView& to, std::span<const PlacedPart> parts) const;
   void sum(const TensorView& to, std::span<const TensorView> parts) const;
+  /// The largest of each element of f32 parts, of which there is one or more; NaN where one of them is.
+  void largest(const TensorView& to, std::span<const TensorView> parts) const;
 
  private:
   Device device_;
@@ -70,5 +72,7 @@ class Memory {
 OwnedTensor make_on_device(Dtype dtype, std::span<const std::int64_t> shape, const Memory& memory);
 OwnedTensor values_on_device(std::span<const std::int32_t> values, Device device);
 void sum_on_device(const TensorView& to, std::span<const PlacedPart> parts, const Memory& memory);
+void largest_on_device(const TensorView& to, std::span<const TensorView> parts,
+                       const Memory& memory);
 
 }  // namespace fovea::parallel

@@ -179,13 +179,15 @@ struct Tensors {
   }
   void add_outputs(Device device) {
     const std::int64_t tokens = by_name.at("q").size(1);
-    add("lse", {device, Dtype::f32, {kBatch, kHeads, tokens}});
+    for (const char* const name : {"lse", "row_max"})
+      add(name, {device, Dtype::f32, {kBatch, kHeads, tokens}});
     for (const auto& [name, heads] :
          {std::pair{"out", kHeads}, {"dq", kHeads}, {"dk", kHeadsKv}, {"dv", kHeadsKv}})
       add(name, {device, Dtype::bf16, {kBatch, tokens, heads, kDim}});
   }
   void copy_back() {
-    for (const char* const name : {"out", "lse", "dq", "dk", "dv"}) by_name.at(name).copy_back();
+    for (const char* const name : {"out", "lse", "row_max", "dq", "dk", "dv"})
+      by_name.at(name).copy_back();
   }
 
   AttentionForward forward(const MaskMod& mask, bool is_deterministic, void* stream) {
@@ -198,6 +200,11 @@ struct Tensors {
                           .mask = mask,
                           .is_deterministic = is_deterministic};
     args.stream = stream;
+    return args;
+  }
+  AttentionForward forward_with_row_max(const MaskMod& mask, bool is_deterministic, void* stream) {
+    AttentionForward args = forward(mask, is_deterministic, stream);
+    args.row_max = by_name.at("row_max").view();
     return args;
   }
   AttentionBackward backward(const MaskMod& mask, bool is_deterministic, void* stream) {
@@ -239,7 +246,7 @@ class RanksAgainstOneGpu : public GpuRanks {
     Documents documents(first);
     Tensors whole = Tensors::whole(first);
     const MaskMod mask = has_documents ? documents.mask() : causal();
-    attention_forward(whole.forward(mask, is_deterministic, nullptr));
+    attention_forward(whole.forward_with_row_max(mask, is_deterministic, nullptr));
     attention_backward(whole.backward(mask, is_deterministic, nullptr));
     whole.copy_back();
     const auto spec = [](std::int64_t heads) {
@@ -259,7 +266,8 @@ class RanksAgainstOneGpu : public GpuRanks {
       Tensors own = whole.shard(plan.tokens(rank), device);
       ContextParallel attention(plan, std::move(end));
       for (int i = 0; i < 2; ++i) {  // memory that is used again, too
-        attention.forward(own.forward(own_mask, is_deterministic, stream.get().handle()));
+        attention.forward(
+            own.forward_with_row_max(own_mask, is_deterministic, stream.get().handle()));
         attention.backward(own.backward(own_mask, is_deterministic, stream.get().handle()));
       }
       stream.synchronize();
@@ -278,7 +286,7 @@ class RanksAgainstOneGpu : public GpuRanks {
                               plan.scheme() == ParallelScheme::ulysses;
     std::string wrong;
     for (const auto& [name, dim] :
-         {std::pair{"out", 1}, {"lse", 2}, {"dq", 1}, {"dk", 1}, {"dv", 1}}) {
+         {std::pair{"out", 1}, {"lse", 2}, {"row_max", 2}, {"dq", 1}, {"dk", 1}, {"dv", 1}}) {
       const RankTensor& got = own.by_name.at(name);
       const RankTensor expected =
           whole.by_name.at(name).tokens(plan.tokens(rank), dim, Device::cuda(rank));

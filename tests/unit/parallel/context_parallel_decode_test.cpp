@@ -218,6 +218,11 @@ TEST(ContextParallelDecodeTest, ProgramsRotaryAndSinksSpeakOfWholeSequences) {
   expect_equal("sinks", {.sinks = &sinks});
 }
 
+// More states than a GPU merges at once: some become the first of those that follow.
+TEST(ContextParallelDecodeTest, StatesOfManyRanksAreMergedInTurn) {
+  for (const int world_size : {33, 70}) EXPECT_THAT(compare({}, world_size, false), IsEmpty());
+}
+
 /// What each of two ranks is told where rank 1 calls with other arguments.
 std::vector<std::string> errors_where_one_has(const std::function<void(AttentionDecode&)>& change) {
   Whole whole({});

@@ -285,8 +285,12 @@ TEST_F(ContextParallelTest, WhatRanksCannotComputeIsRefusedByName) {
     return std::string("accepted");
   };
   EXPECT_THAT(error_of([](AttentionForward& args) { args.out = {}; }), HasSubstr("out is missing"));
-  EXPECT_THAT(error_of([](AttentionForward& args) { args.row_max = args.lse; }),
-              HasSubstr("row_max is given"));
+  EXPECT_THAT(error_of([](AttentionForward& args) {
+                TensorSpec spec = args.lse.spec();
+                spec.shape[1] = 1;
+                args.row_max = TensorView(args.lse.data(), spec);
+              }),
+              HasSubstr("expected f32 [2, 24, 96], this rank's tokens"));
   EXPECT_THAT(error_of([](AttentionForward& args) { args.out = args.q; }), HasSubstr("out"));
   EXPECT_THAT(error_of([](AttentionForward& args) { args.quant = parse_quantization("accurate"); }),
               HasSubstr("quant is given"));

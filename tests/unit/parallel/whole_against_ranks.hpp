@@ -71,7 +71,7 @@ class Tensor {
 
 /// A call's tensors, of the whole or of a rank.
 struct Tensors {
-  Tensor q, k, v, out, lse, dout, dlse, dq, dk, dv, dsinks, dtable;
+  Tensor q, k, v, out, lse, row_max, dout, dlse, dq, dk, dv, dsinks, dtable;
 
   explicit Tensors(std::int64_t num_heads_kv)
       : q({kBatch, kSeqlen, kHeads, kDimQk}, 1),
@@ -94,6 +94,7 @@ struct Tensors {
     const std::int64_t num_tokens = q.size(1);
     out = Tensor({kBatch, num_tokens, kHeads, kDimV});
     lse = Tensor({kBatch, kHeads, num_tokens});
+    row_max = Tensor({kBatch, kHeads, num_tokens});
     dq = Tensor({kBatch, num_tokens, kHeads, kDimQk});
     dk = Tensor({kBatch, num_tokens, k.size(2), kDimQk});
     dv = Tensor({kBatch, num_tokens, k.size(2), kDimV});
@@ -122,6 +123,11 @@ struct Case {
                           .dropout = dropout,
                           .is_deterministic = is_deterministic};
     if (sinks != nullptr) args.sinks = sinks->view();
+    return args;
+  }
+  AttentionForward forward_with_row_max(Tensors& t) const {
+    AttentionForward args = forward(t);
+    args.row_max = t.row_max.view();
     return args;
   }
   AttentionBackward backward(Tensors& t) const {
@@ -216,7 +222,7 @@ inline double excess(const Tensor& got, const Tensor& expected) {
 class WholeAgainstRanks {
  public:
   explicit WholeAgainstRanks(const Case& problem) : case_(problem), whole_(problem.num_heads_kv) {
-    attention_forward(case_.forward(whole_));
+    attention_forward(case_.forward_with_row_max(whole_));
     attention_backward(case_.backward(whole_));
     by_keys_ = whole_;
     AttentionBackward by_keys = case_.backward(by_keys_);
@@ -241,7 +247,7 @@ class WholeAgainstRanks {
     const auto errors = on_ranks(make(world_size), [&](std::shared_ptr<Communicator> end) {
       Tensors& own = ranks[static_cast<std::size_t>(end->rank())];
       ContextParallel attention(*plan, std::move(end));
-      attention.forward(case_.forward(own));
+      attention.forward(case_.forward_with_row_max(own));
       attention.backward(case_.backward(own));
     });
     std::string wrong;
@@ -264,6 +270,7 @@ class WholeAgainstRanks {
     for (const auto& [name, member, dim, is_exact] :
          {std::tuple{"out", &Tensors::out, 1, is_invariant},
           {"lse", &Tensors::lse, 2, is_invariant},
+          {"row_max", &Tensors::row_max, 2, true},
           {"dq", &Tensors::dq, 1, is_invariant},
           {"dk", &Tensors::dk, 1, has_exact_kv},
           {"dv", &Tensors::dv, 1, has_exact_kv}}) {

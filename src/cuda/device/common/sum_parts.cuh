@@ -2,7 +2,7 @@
 //
 //   sum[t] = Σ_i parts_i[places_i[t]]
 //
-// in f32, in the order of the parts, rounded once; t is the first dimension, and without places a part is added index
+// or the largest of them, in f32, in the order of the parts, rounded once; t is the first dimension, and without places a part is added index
 // for index. One part alone is a copy, in another dtype if need be; no part is zero. A warp for each kSummedColumns of a
 // row, four columns a lane. What a lane writes it has read before, so the first part may be the sum's place, if it has
 // no places.
@@ -16,6 +16,10 @@
 #include "shared/sum_params.h"
 
 namespace fovea::cuda {
+
+FOVEA_DEVICE float folded(Fold fold, float a, float b) {
+  return fold == Fold::sum ? a + b : ptx::max_nan(a, b);
+}
 
 /// Where a part has what is added at index t; negative: nowhere.
 FOVEA_DEVICE std::int32_t place_in(const SumParams& p, int part, std::int32_t t) {
@@ -47,7 +51,9 @@ FOVEA_DEVICE ptx::F32x4 sum_of_columns(const SumParams& p, std::int32_t batch, s
       if (places[i] < 0) continue;
       const ptx::F32x4 x = floats_of(bits[i], p.parts[first + i].element);
       // The first part is not added to 0: the sign of zero stays.
-      sum = is_empty ? x : ptx::F32x4{sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w};
+      sum = is_empty ? x
+                     : ptx::F32x4{folded(p.fold, sum.x, x.x), folded(p.fold, sum.y, x.y),
+                                  folded(p.fold, sum.z, x.z), folded(p.fold, sum.w, x.w)};
       is_empty = false;
     }
   }
