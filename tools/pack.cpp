@@ -25,6 +25,7 @@
 #include "cuda/jit/kernel_pack.hpp"
 #include "cuda/jit/loader.hpp"
 #include "cuda/merge/merge_states.hpp"
+#include "cuda/pages/rank_pages.hpp"
 #include "cuda/prefix/prefix_places.hpp"
 #include "cuda/rotary/rotary.hpp"
 #include "cuda/sum/sum_parts.hpp"
@@ -120,6 +121,7 @@ std::vector<KernelText> texts_of(const Case& named, const ForwardProblem& proble
   if (problem.problem.wants_lse)
     texts.push_back(cuda::merge_text());  // its out and lse are a state
   texts.push_back(cuda::sum_text());      // of ranks that share the problem
+  if (named.page_size > 0) texts.push_back(cuda::rank_pages_text());  // or its pages
   if (named.shared_prefix > 0) texts.push_back(cuda::prefix_text());
   texts.push_back(cuda::rotary_text());  // of queries and keys before any call
   return texts;

@@ -978,7 +978,7 @@ class Kernels(CommandTest):
             labels = [kernel["kernel"].split(" ")[0] for kernel in json.loads(result.stdout)["kernels"]]
             self.assertEqual(labels.count("common/prefix_places"), int(bool(shared)))
             self.assertEqual(labels.count("sm90/decode"), 2 if shared else 1)
-            self.assertTrue({"common/append_to_cache", "common/merge_states"} <= set(labels))
+            self.assertTrue({"common/append_to_cache", "common/merge_states", "common/rank_pages"} <= set(labels))
         self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'prefix' has a shared_prefix, which fovea pack alone takes")
         (self.folder / "cases.json").write_text(json.dumps({"cases": [{"name": "steps", "why": "", "seqlen_q": 1, "cached": True}]}))
         self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'steps' has a contiguous cache, which fovea pack alone takes")

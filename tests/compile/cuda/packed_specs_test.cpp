@@ -10,6 +10,7 @@
 #include "compile/cuda/compiler.hpp"
 #include "cuda/append/append_to_cache.hpp"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/pages/rank_pages.hpp"
 #include "cuda/prefix/prefix_places.hpp"
 #include "cuda/rotary/rotary.hpp"
 #include "problem/decode.hpp"
@@ -127,7 +128,7 @@ TEST(SharedPrefixSpecs, CompileAndSpillNothing) {
         EXPECT_EQ(compiled(kernel.text, hopper).report.spill_bytes, 0) << kernel.text.label;
     }
   }
-  for (const jit::KernelText& text : {prefix_text(), rotary_text()})
+  for (const jit::KernelText& text : {prefix_text(), rank_pages_text(), rotary_text(), sum_text()})
     EXPECT_EQ(compiled(text, hopper).report.spill_bytes, 0) << text.label;
 }
 
