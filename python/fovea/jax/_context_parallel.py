@@ -355,11 +355,23 @@ def _check_shapes(shards: DevicePlan, axis_name: str, arrays: Sequence[Array]) -
     if size != shards.world_size:
         raise InvalidArgument(f"{_FUNCTION}: axis {axis_name!r} has {size} devices; expected {shards.world_size}, those of the plan")
     num_tokens = shards.seqlen // shards.world_size
+    leading, rank = ("[batch, ", 4) if shards.packed is None else ("[", 3)
     for name, x, num_heads in zip("qkv", arrays, (shards.num_heads_q, shards.num_heads_kv, shards.num_heads_kv)):
-        if x.ndim != 4 or x.shape[1:3] != (num_tokens, num_heads):
+        if x.ndim != rank or x.shape[-3:-1] != (num_tokens, num_heads):
             raise InvalidArgument(
-                f"{_FUNCTION}: {name} has shape {x.shape}; expected [batch, {num_tokens}, {num_heads}, head_dim], this device's tokens"
+                f"{_FUNCTION}: {name} has shape {x.shape}; expected {leading}{num_tokens}, {num_heads}, head_dim], this device's tokens"
             )
+
+
+def _packed_score(shards: DevicePlan, score: Program | None, bias: Array | None, batch_axis: str | None) -> Program | None:
+    """Scores of sequences for all packed tokens as one."""
+    if shards.packed is None:
+        return score
+    if bias is not None:
+        raise InvalidArgument(f"{_FUNCTION}: bias is dense and sequences are packed; expected a score_mod of their positions")
+    if batch_axis is not None:
+        raise InvalidArgument(f"{_FUNCTION}: batch_axis is {batch_axis!r} and sequences are packed; expected none, tokens of all sequences are dealt as one's")
+    return None if score is None else shards.packed.placed(score)
 
 
 def context_parallel_attention(
@@ -388,7 +400,8 @@ def context_parallel_attention(
     Parameters
     ----------
     q : array, [batch, seqlen // world_size, num_heads_q, head_dim_qk], f32, f16 or bf16
-        This device's tokens, of a sequence in the order of the plan: ``shards.permute(whole)``.
+        This device's tokens, of a sequence in the order of the plan: ``shards.permute(whole)``. Of packed sequences, where the plan was
+        made with cu_seqlens: [total // world_size, num_heads_q, head_dim_qk], and so k, v, out and lse.
     k : array, [batch, seqlen // world_size, num_heads_kv, head_dim_qk]
     v : array, [batch, seqlen // world_size, num_heads_kv, head_dim_v]
     shards : ShardPlan or DevicePlan
@@ -433,9 +446,10 @@ def context_parallel_attention(
     scale, softcap = (None if x is None else _number(x, name, _FUNCTION) for name, x in (("scale", scale), ("softcap", softcap)))
     named = (("bias", bias), ("alibi", alibi), ("sinks", sinks))
     bias, alibi, sinks = (None if x is None else array_of(x, name, _FUNCTION) for name, x in named)
-    score = _with_arrays(score_program(bias, alibi, _traced(score_mod, _abi.SCORE_MOD)))
-
-    drop = dropout_of_ranks(_FUNCTION, _with_seeds(dropout, _FUNCTION), keeps_fours=plan.keeps_fours)
+    score = score_program(bias, alibi, _traced(score_mod, _abi.SCORE_MOD))
+    score = _with_arrays(_packed_score(plan, score, bias, batch_axis))
+    is_packed = plan.packed is not None
+    drop = dropout_of_ranks(_FUNCTION, _with_seeds(dropout, _FUNCTION), keeps_fours=plan.keeps_fours, is_packed=is_packed)
 
     def engine_of(plan: DevicePlan, of_score: tuple[Array, ...], seeds: tuple[Array, ...]) -> _Engine:
         here = score and score._rebound(of_score)
@@ -463,4 +477,7 @@ def context_parallel_attention(
     q, k, v, *rest = alike((*arrays, *of_sinks, *of_score))
     sinks = rest.pop(0) if of_sinks else None
     seeds = () if drop is None or isinstance(drop.seed, int) else (drop.seed, drop.offset)
-    return attend(q, k, v, sinks, tuple(rest), seeds, plan)
+    if is_packed:
+        q, k, v = (x[None] for x in (q, k, v))
+    made = attend(q, k, v, sinks, tuple(rest), seeds, plan)
+    return jax.tree.map(lambda x: x[0], made) if is_packed else made

@@ -12,7 +12,7 @@ import numpy as np
 from .._joined import mask_program
 from .._programs import Program, mask_mod
 from ..errors import InvalidArgument
-from ..parallel import Range, ShardPlan
+from ..parallel import PackedPlaces, Range, ShardPlan
 from ._attention import _with_arrays
 
 Array = Any
@@ -43,6 +43,8 @@ class DevicePlan:
     order, kv_places : array, [world_size, kept] i32
         "needed_only": which of the keys that arrive a rank attends to, in the order of the sequence, and their positions; `seqlen` for
         what fills up.
+    packed : PackedPlaces or None
+        Of a plan of cu_seqlens: what programs of sequences read of each of all tokens.
     scheme : str
     seqlen, num_heads_q, num_heads_kv, head_ranks, head_parts : int
         As `ShardPlan`'s.
@@ -62,6 +64,7 @@ class DevicePlan:
     sent: tuple[Array, ...]
     order: Array
     kv_places: Array
+    packed: PackedPlaces | None
     scheme: str
     seqlen: int
     num_heads_q: int
@@ -132,7 +135,7 @@ class DevicePlan:
         return self._taken(x, self.inverse, dim)
 
 
-_DATA = ("table", "inverse", "mask_tensors", "sent", "order", "kv_places")
+_DATA = ("table", "inverse", "mask_tensors", "sent", "order", "kv_places", "packed")
 jax.tree_util.register_dataclass(
     DevicePlan, data_fields=_DATA, meta_fields=tuple(field.name for field in dataclasses.fields(DevicePlan) if field.name not in _DATA)
 )
@@ -198,8 +201,7 @@ def device_plan(shards: ShardPlan) -> DevicePlan:
     """
     if not isinstance(shards, ShardPlan):
         raise InvalidArgument(f"device_plan: shards is a {type(shards).__name__}; expected a ShardPlan")
-    if shards.packed is not None:
-        raise InvalidArgument("device_plan: a plan of cu_seqlens; expected one sequence with segment_ids, whose programs speak of its positions")
+    packed = None if shards.packed is None else PackedPlaces(*(np.asarray(x, np.int32) for x in shards.packed))
     table = np.asarray(shards.permutation(), np.int32).reshape(shards.world_size, -1)
     none = np.zeros((shards.world_size, 0), np.int32)
     exchanges: dict[str, Any] = {"sent": (), "distances": (), "order": none, "kv_places": none}
@@ -215,5 +217,5 @@ def device_plan(shards: ShardPlan) -> DevicePlan:
     return DevicePlan(
         table=table, inverse=np.argsort(table.reshape(-1)).astype(np.int32), mask_tensors=tensors, scheme=shards.scheme, seqlen=shards.seqlen, num_heads_q=shards.num_heads_q,
         num_heads_kv=shards.num_heads_kv, head_ranks=shards.head_ranks, head_parts=shards.head_parts, q_heads=q_heads, kv_heads=kv_heads,
-        is_in_order=bool((table.reshape(-1) == np.arange(shards.seqlen)).all()), keeps_fours=shards.keeps_fours, mask=mask, **exchanges,
+        is_in_order=bool((table.reshape(-1) == np.arange(shards.seqlen)).all()), keeps_fours=shards.keeps_fours, mask=mask, packed=packed, **exchanges,
     )  # fmt: skip

@@ -77,8 +77,20 @@ def test_refusals() -> None:
     with pytest.raises(fovea.InvalidArgument, match="bias is a list"):
         within(plan, *x, bias=[0.0])
     packed = parallel.context_parallel_plan(x[0][0], x[1][0], world_size=1, cu_seqlens=np.array([0, SEQLEN]))
-    with pytest.raises(fovea.InvalidArgument, match="a plan of cu_seqlens; expected one sequence with segment_ids"):
+    with pytest.raises(fovea.InvalidArgument, match=r"q has shape \(1, 48, 24, 4\); expected \[48, 24, head_dim\]"):
         within(packed, *x)
+    rows = [y[0] for y in x]
+
+    def of_packed(*arrays, **words):
+        call = functools.partial(fovea_jax.context_parallel_attention, shards=packed, axis_name="context", **words)
+        mapped(1, call, P("context"), P("context"))(*arrays)
+
+    with pytest.raises(fovea.InvalidArgument, match="bias is dense and sequences are packed"):
+        of_packed(*rows, bias=jnp.zeros((1, HEADS, SEQLEN, SEQLEN)))
+    with pytest.raises(fovea.InvalidArgument, match="batch_axis is 'data' and sequences are packed"):
+        of_packed(*rows, batch_axis="data")
+    with pytest.raises(fovea.InvalidArgument, match="dropout"):
+        of_packed(*rows, dropout=(0.5, 1))
 
 
 def test_refusals_of_decoding() -> None:
@@ -215,6 +227,50 @@ def check_dropout() -> None:
             np.testing.assert_allclose(plan.restore(got), other, rtol=2e-5, atol=2e-5, err_msg=scheme)
 
 
+def check_packed() -> None:
+    """Packed sequences, dealt as one and masked by their own positions, as one device attends to them; other lengths in one program."""
+    total, heads_kv = 2 * SEQLEN, 4
+    rows = [jnp.asarray(draw(total, *shape, seed=i)) for i, shape in enumerate(((HEADS, DIM), (heads_kv, DIM), (heads_kv, DIM_V), (HEADS, DIM_V)))]
+    table = jnp.asarray(draw(HEADS, 7))
+
+    def words(table):
+        score = lambda s, b, h, i, j: s + table[h, (i - j) % 7] * (b + 1)  # noqa: E731
+        return {"score_mod": score, "alibi": jnp.abs(table[:, 0])}
+
+    def gradients(attend):
+        def run(table, *rows):
+            out, pull = jax.vjp(lambda table, *rows: attend(table, *rows), table, *rows[:3])
+            return (out, *pull(rows[3]))
+
+        return jax.jit(run)
+
+    for scheme in ("all_gather", "needed_only", "ring", "ulysses"):
+        # No sequence divides; the last tokens are nobody's.
+        for lengths in ([0, 37, 37, 41, 90], [0, 50, 83]):
+            cu_seqlens = np.array(lengths, np.int32)
+            specs = [fovea.TensorSpec(x.shape, "f32") for x in rows[:3]]
+            plan = fovea_jax.device_plan(
+                parallel.context_parallel_plan(
+                    *specs, world_size=4, scheme=scheme, tile_q=4, tile_kv=4, cu_seqlens=cu_seqlens, causal=True, mask_mod="kv_idx != 3 || seqlen_q < 40"
+                )
+            )
+
+            def attend(table, *rows, plan=plan):
+                call = functools.partial(fovea_jax.context_parallel_attention, shards=plan, axis_name="context", **words(table))
+                return mapped(4, call, P("context"), P("context"))(*rows)
+
+            def whole(table, *rows, cu_seqlens=cu_seqlens):
+                mask = {"causal": True, "mask_mod": "kv_idx != 3 || seqlen_q < 40"}
+                return fovea_jax.attention(*rows, cu_seqlens=cu_seqlens, **mask, **words(table))
+
+            expected = gradients(whole)(table, *rows)
+            made = gradients(attend)(table, *(plan.permute(x, dim=0) for x in rows))
+            for number, (got, other) in enumerate(zip(made, expected, strict=True)):
+                got = got if number == 1 else plan.restore(got, dim=0)
+                tolerance = 1e-4 if number == 1 else 2e-5  # sums over all rows
+                np.testing.assert_allclose(got, other, rtol=tolerance, atol=tolerance, err_msg=f"{scheme}, tensor {number} of {lengths}")
+
+
 def check_rounding() -> None:
     """Partial results in bf16 would be rounded once for each: the error is that of one call, rounded once."""
     plan, rows = plan_of("ring", {"causal": True}, 4, 2), [x.astype(jnp.bfloat16) for x in drawn(4)[:3]]
@@ -319,6 +375,7 @@ def main() -> None:
     assert sum(ran) > len(cases) // 2 and (cases is not CASES or all(ran)), ran
     check_features()
     check_dropout()
+    check_packed()
     check_rounding()
     check_plans_of_one_structure()
     check_decoding()
