@@ -86,8 +86,10 @@ class Checks {
         args.cu_seqlens_q || args.cu_seqlens_kv,
         "cu_seqlens are given; expected the tokens of a plan: give sequences as documents of the "
         "mask");
-    refuse(!args.quant.is_none(),
-           "quant is given; a recipe rounds keys of one call by scales of that call");
+    refuse(!args.quant.is_none() && plan_.scheme != ParallelScheme::ulysses,
+           fmt::format("quant is given and the scheme is {}; expected ulysses, where a rank has "
+                       "whole sequences: a recipe's means and scales are theirs",
+                       name(plan_.scheme)));
     refuse(!!args.dropout_places, "dropout_places is given; a rank's places are those of the plan");
     if (args.dropout.p > 0) check_dropout();
     const std::string mask = with_numbers(args.mask), of_plan = with_numbers(plan_.mask);
@@ -155,6 +157,7 @@ void add_forward(Facts& facts, const AttentionForward& args) {
   facts.emplace_back("softmax_scale",
                      args.softmax_scale ? fmt::format("{}", *args.softmax_scale) : "default");
   facts.emplace_back("sinks", args.sinks ? "given" : "missing");
+  facts.emplace_back("quant", print(args.quant));
   facts.emplace_back("dropout",
                      fmt::format("{} of seed {}, offset {}{}", args.dropout.p, args.dropout.seed,
                                  args.dropout.offset, args.dropout_seed ? ", and tensors" : ""));

@@ -15,6 +15,11 @@ TensorView of_heads(const TensorView& per_head, const HeadRange& heads) {
   return per_head ? part_of(per_head, 0, heads.begin, heads.end) : per_head;
 }
 
+/// [batch, num_heads_kv]: those of the part.
+TensorView of_kv_heads(const TensorView& scales, const HeadRange& heads) {
+  return scales ? part_of(scales, 1, heads.begin, heads.end) : scales;
+}
+
 AttentionForward local_forward(const EngineCall& call, const Rows& rows, const Keys& keys,
                                const LocalPart& part) {
   const Part place{.q = part.q,
@@ -30,6 +35,10 @@ AttentionForward local_forward(const EngineCall& call, const Rows& rows, const K
   local.mask = placed(call.args.mask, place);
   local.softmax_scale = call.args.softmax_scale;
   if (part.has_sinks) local.sinks = of_heads(call.args.sinks, part.heads.q);
+  local.quant = call.args.quant;
+  local.q_scale = of_kv_heads(call.args.q_scale, part.heads.kv);
+  local.k_scale = of_kv_heads(call.args.k_scale, part.heads.kv);
+  local.v_scale = of_kv_heads(call.args.v_scale, part.heads.kv);
   local.dropout = call.args.dropout;
   local.dropout_seed = call.args.dropout_seed;
   local.dropout_offset = call.args.dropout_offset;

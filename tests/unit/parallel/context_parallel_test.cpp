@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -104,6 +105,23 @@ TEST_F(ContextParallelTest, KeysThatDropoutCannotDrawInFoursAreRefused) {
   EXPECT_THAT(
       *test.run(ParallelScheme::ring, 8),
       HasSubstr("dropout is given and keys of a rank are tokens 90 to 96; expected ranges"));
+}
+
+// Ulysses gives a rank whole sequences, whose means and scales are those of one rank.
+TEST_F(ContextParallelTest, RecipesRoundUnderUlyssesAsOneRankDoes) {
+  Tensor scales({kBatch, 8}, 9);
+  for (float& scale : scales.values()) scale = 0.05F + std::abs(scale) / 10;
+  for (const auto& [recipe, given] :
+       {std::pair{"accurate", static_cast<Tensor*>(nullptr)}, {"sage2", nullptr}, {"fp8_static", &scales}}) {
+    WholeAgainstRanks test({.mask = masks()["documents"],
+                            .num_heads_kv = 8,
+                            .quant = parse_quantization(recipe),
+                            .scales = given});
+    for (const int world_size : {1, 2, 4, 8})
+      EXPECT_THAT(*test.run(ParallelScheme::ulysses, world_size), IsEmpty()) << recipe << world_size;
+    EXPECT_THAT(*test.run(ParallelScheme::all_gather, 2),
+                HasSubstr("quant is given and the scheme is all_gather; expected ulysses"));
+  }
 }
 
 // ---- Faults that the tests above must see ----
@@ -293,7 +311,7 @@ TEST_F(ContextParallelTest, WhatRanksCannotComputeIsRefusedByName) {
               HasSubstr("expected f32 [2, 24, 96], this rank's tokens"));
   EXPECT_THAT(error_of([](AttentionForward& args) { args.out = args.q; }), HasSubstr("out"));
   EXPECT_THAT(error_of([](AttentionForward& args) { args.quant = parse_quantization("accurate"); }),
-              HasSubstr("quant is given"));
+              HasSubstr("quant is given and the scheme is all_gather; expected ulysses"));
   EXPECT_THAT(error_of([](AttentionForward&) {}), "accepted");
   EXPECT_THROW(ContextParallel(plan, std::move(make_thread_communicators(2)[0])), InvalidArgument);
 }

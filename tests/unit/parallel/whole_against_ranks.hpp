@@ -111,6 +111,8 @@ struct Case {
   Tensor* sinks = nullptr;
   Dropout dropout{};
   std::int64_t chunk = 0;  // of the plan; 0: as it likes
+  Quantization quant{};
+  Tensor* scales = nullptr;  // [batch, num_heads_kv] of q, k and v, where the recipe takes given ones
 
   AttentionForward forward(Tensors& t) const {
     AttentionForward args{.q = t.q.view(),
@@ -123,6 +125,8 @@ struct Case {
                           .dropout = dropout,
                           .is_deterministic = is_deterministic};
     if (sinks != nullptr) args.sinks = sinks->view();
+    args.quant = quant;
+    if (scales != nullptr) args.q_scale = args.k_scale = args.v_scale = scales->view();
     return args;
   }
   AttentionForward forward_with_row_max(Tensors& t) const {
