@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from .. import _abi
 from .._forward import Dropout, ScoreMod, _number
 from .._joined import dropout_of_ranks, places_in_whole, score_program
-from .._programs import Program, mask_mod
+from .._programs import Program, documents, mask_mod
 from ..errors import InvalidArgument
 from ..parallel import ShardPlan
 from . import _rows
@@ -77,6 +77,7 @@ class _Features(NamedTuple):
     softcap: float | None
     dropout: Dropout | None
     batch_axis: str | None
+    deterministic: bool
 
     def differentiable(self) -> tuple[str, ...]:
         """Names of float arrays that scores read."""
@@ -106,6 +107,7 @@ class _Engine:
             return program if program is None or not places else program.placed(places, captures)
 
         features, dropout = self.features, self.features.dropout
+        masks = [x for x in (placed(features.mask), self._documents(batch, q_places, kv_places)) if x is not None]
         if dropout is not None:
             firsts = {variable: 0 if first is None else first for variable, first in firsts.items()}
             whole = jnp.arange(self.shards.seqlen, dtype=jnp.int32)
@@ -115,9 +117,22 @@ class _Engine:
             )  # fmt: skip
             dropout = dropout._replace(places=jnp.concatenate(alike(lists)))
         return {
-            "scale": features.scale, "softcap": features.softcap, "mask_mod": placed(features.mask), "score_mod": placed(features.score),
-            "sinks": sinks, "dropout": dropout,
+            "scale": features.scale, "softcap": features.softcap, "mask_mod": functools.reduce(operator.and_, masks) if masks else None,
+            "score_mod": placed(features.score), "sinks": sinks, "dropout": dropout, "deterministic": features.deterministic,
         }  # fmt: skip
+
+    def _documents(self, batch: int, q_places: Array | None, kv_places: Array | None) -> Program | None:
+        """The plan's documents, by ids of these rows and keys; what has no place in the sequence is in none."""
+        if self.shards.segment_ids is None:
+            return None
+
+        def at(ids: Array, places: Array | None) -> Array:
+            ids = jnp.asarray(ids)
+            if self.features.batch_axis is not None:
+                ids = jax.lax.dynamic_slice_in_dim(ids, jax.lax.axis_index(self.features.batch_axis) * batch, batch)
+            return ids if places is None else jnp.take(ids, places, axis=1, mode="fill", fill_value=-1)
+
+        return documents(*(at(ids, places) for ids, places in zip(self.shards.segment_ids, (q_places, kv_places))))
 
     def differentiate(self, rows: Rows, k: Array, v: Array, words: dict[str, Any]) -> Gradients:
         return _rows.differentiate(_FUNCTION, rows, k, v, words, ("q", "k", "v", "sinks"), self.features.differentiable())
@@ -203,9 +218,10 @@ class _NeededOnly(_Engine):
     """Tiles of keys that a device's rows see; sums of their gradients go back to those who have them."""
 
     def __init__(self, shards: DevicePlan, ranks: _Ranks, features: _Features) -> None:
-        # Keys that fill up have no place in the sequence.
-        is_there = mask_mod("kv_idx < seqlen_kv")
-        super().__init__(shards, ranks, features._replace(mask=is_there if features.mask is None else features.mask & is_there))
+        if shards.segment_ids is None:  # keys that fill up have no place in the sequence, and are in no document
+            is_there = mask_mod("kv_idx < seqlen_kv")
+            features = features._replace(mask=is_there if features.mask is None else features.mask & is_there)
+        super().__init__(shards, ranks, features)
         self._sent = {distance: ranks.own(sent) for distance, sent in zip(shards.distances, shards.sent)}
         self._own_places, self._order, self._kv_places = map(ranks.own, (shards.table, shards.order, shards.kv_places))
 
@@ -420,7 +436,8 @@ def context_parallel_attention(
         Whether `lse` is returned, too.
     deterministic : bool
         With "all_gather", "head_group_all_gather" and "ulysses", bits do not depend on the number of ranks: gradients by k and v are
-        computed from all rows by who has them. False: partial sums are exchanged in f32, which is less work.
+        computed from all rows by who has them. False: partial sums are exchanged in f32 and GPUs sum gradients in any order, which is
+        less work.
 
     Returns
     -------
@@ -454,7 +471,7 @@ def context_parallel_attention(
     def engine_of(plan: DevicePlan, of_score: tuple[Array, ...], seeds: tuple[Array, ...]) -> _Engine:
         here = score and score._rebound(of_score)
         drops = drop and drop._replace(**dict(zip(("seed", "offset"), seeds)))
-        features = _Features(here, _with_arrays(plan.mask_program()), scale, softcap, drops, batch_axis)
+        features = _Features(here, _with_arrays(plan.mask_program()), scale, softcap, drops, batch_axis, deterministic)
         return _engine_of(plan, _Ranks(axis_name, plan.world_size), features, deterministic)
 
     def fwd(q: Array, k: Array, v: Array, sinks: Array, of_score: Any, seeds: Any, plan: DevicePlan) -> tuple[Any, Any]:

@@ -37,7 +37,9 @@ class DevicePlan:
     inverse : array, [seqlen] i32
         Where each token is when ranks' tokens stand one behind the other.
     mask_tensors : tuple of array
-        What the mask reads.
+        What the mask reads beside ids of documents.
+    segment_ids : tuple of array, or None
+        [batch, seqlen] i32 of queries, and of keys. They are taken by place, for kernels know masks of documents by their form.
     sent : tuple of array, [world_size, count] i32
         "needed_only": for each of `distances` which of its tokens a rank sends to the one that is so far behind it.
     order, kv_places : array, [world_size, kept] i32
@@ -61,6 +63,7 @@ class DevicePlan:
     table: Array
     inverse: Array
     mask_tensors: tuple[Array, ...]
+    segment_ids: tuple[Array, Array] | None
     sent: tuple[Array, ...]
     order: Array
     kv_places: Array
@@ -84,7 +87,7 @@ class DevicePlan:
         return int(self.table.shape[0])
 
     def mask_program(self) -> Program | None:
-        """The mask over its arrays."""
+        """The mask over its arrays, but for documents."""
         if self.mask is None:
             return None
         return mask_mod(self.mask.formula, **dict(zip(self.mask.tensor_names, self.mask_tensors)), **dict(self.mask.scalars))
@@ -135,7 +138,7 @@ class DevicePlan:
         return self._taken(x, self.inverse, dim)
 
 
-_DATA = ("table", "inverse", "mask_tensors", "sent", "order", "kv_places", "packed")
+_DATA = ("table", "inverse", "mask_tensors", "segment_ids", "sent", "order", "kv_places", "packed")
 jax.tree_util.register_dataclass(
     DevicePlan, data_fields=_DATA, meta_fields=tuple(field.name for field in dataclasses.fields(DevicePlan) if field.name not in _DATA)
 )
@@ -207,7 +210,11 @@ def device_plan(shards: ShardPlan) -> DevicePlan:
     exchanges: dict[str, Any] = {"sent": (), "distances": (), "order": none, "kv_places": none}
     if shards.scheme == "needed_only":
         exchanges = _exchanges(shards, table)
-    program = _with_arrays(mask_program(shards.mask_words))
+    program = _with_arrays(mask_program({**shards.mask_words, "segment_ids": None}))
+    segment_ids = shards.mask_words["segment_ids"]
+    if segment_ids is not None:
+        pair = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        segment_ids = tuple(np.asarray(x, np.int32) for x in pair)
     mask, tensors = None, ()
     if program is not None:
         scalars = tuple((name, program.captures[name]) for name in program.scalar_names)
@@ -215,7 +222,7 @@ def device_plan(shards: ShardPlan) -> DevicePlan:
     partners = range(shards.head_ranks)
     q_heads, kv_heads = (tuple(head for rank in partners for head in range(*of(rank))) for of in (shards.q_heads, shards.kv_heads))
     return DevicePlan(
-        table=table, inverse=np.argsort(table.reshape(-1)).astype(np.int32), mask_tensors=tensors, scheme=shards.scheme, seqlen=shards.seqlen, num_heads_q=shards.num_heads_q,
+        table=table, inverse=np.argsort(table.reshape(-1)).astype(np.int32), mask_tensors=tensors, segment_ids=segment_ids, scheme=shards.scheme, seqlen=shards.seqlen, num_heads_q=shards.num_heads_q,
         num_heads_kv=shards.num_heads_kv, head_ranks=shards.head_ranks, head_parts=shards.head_parts, q_heads=q_heads, kv_heads=kv_heads,
         is_in_order=bool((table.reshape(-1) == np.arange(shards.seqlen)).all()), keeps_fours=shards.keeps_fours, mask=mask, packed=packed, **exchanges,
     )  # fmt: skip

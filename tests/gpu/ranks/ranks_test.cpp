@@ -290,8 +290,8 @@ class RanksAgainstOneGpu : public GpuRanks {
       const RankTensor& got = own.by_name.at(name);
       const RankTensor expected =
           whole.by_name.at(name).tokens(plan.tokens(rank), dim, Device::cuda(rank));
-      const bool is_of_keys = std::string(name) == "dk" || std::string(name) == "dv";
-      const bool is_exact = is_invariant && (is_deterministic || !is_of_keys);
+      const bool is_gradient = name[0] == 'd';
+      const bool is_exact = is_invariant && (is_deterministic || !is_gradient);
       const double distance = away(got, expected);
       if (!(distance <= (is_exact ? 0 : 0.01)))
         wrong += fmt::format("rank {}: {} is {:.2e} away; ", rank, name, distance);
@@ -302,9 +302,10 @@ class RanksAgainstOneGpu : public GpuRanks {
 
 TEST_F(RanksAgainstOneGpu, EverySchemeEqualsOneGpu) {
   for (int scheme = 0; scheme < kNumParallelSchemes; ++scheme) {
+    const auto which = static_cast<ParallelScheme>(scheme);
+    if (which == ParallelScheme::hybrid && num_ranks_ < 4) continue;  // wants two groups of two
     for (const bool has_documents : {false, true}) {
       for (const bool is_deterministic : {true, false}) {
-        const auto which = static_cast<ParallelScheme>(scheme);
         EXPECT_THAT(compare(which, has_documents, is_deterministic), IsEmpty())
             << name(which) << (has_documents ? ", documents" : ", causal")
             << (is_deterministic ? ", deterministic" : "");
