@@ -38,8 +38,9 @@ namespace fovea {
 ///          args.stream and return; exchanges have a stream of their own, and the host waits for the device in the
 ///          first call of a problem alone, when ranks agree. What masks capture lies on the device.
 /// Dropout  draws for positions, heads and batch entries of the whole: every scheme drops what one rank does.
-/// Refused  by name: tensors elsewhere, row_max, quant, packed tensors, and dropout over a plan whose ranges of keys do
-///          not begin at multiples of 4.
+/// quant    under ulysses alone, which gives a rank whole sequences of its heads: means and scales are theirs.
+/// Refused  by name: tensors elsewhere, recipes under other schemes, packed tensors, and dropout over a plan whose
+///          ranges of keys do not begin at multiples of 4.
 /// Throws   InvalidArgument, on every rank and naming the rank, where ranks do not have one problem or one of them has
 ///          none that can run: ranks agree at the first call of each problem. DeviceError where an exchange fails;
 ///          memory of exchanges that were under way is given back when they end.
@@ -77,7 +78,9 @@ class FOVEA_EXPORT ContextParallel {
 /// score, mask, rotary
 ///            speak of positions and lengths of whole sequences; mask is causal unless given.
 /// Bits       the same in every run: states are merged in the order of ranks. Other numbers of ranks round elsewhere.
-/// Device     the cpu; communicators of a GPU are refused by name.
+/// Device     where the communicator exchanges: the cpu, or a GPU of each rank over NCCL. There calls are enqueued on
+///            args.stream; lengths and pages are read where they lie, and the host waits for the device in the first
+///            call of a problem alone, when ranks agree.
 /// Throws     as ContextParallel. Refused by name: contiguous caches, slots, left padding, pages by offsets, packed
 ///            queries, shared prefixes.
 class FOVEA_EXPORT ContextParallelDecode {

@@ -37,7 +37,9 @@ struct PagesMemory {
       : batch(static_cast<std::int64_t>(c.seqlens.size())),
         lengths(make_spec(c.index_dtype, std::array{batch})),
         table(make_spec(c.index_dtype, std::array{batch, c.columns})) {
-    lengths.fill([&](std::int64_t i) { return static_cast<double>(c.seqlens[static_cast<std::size_t>(i)]); });
+    lengths.fill([&](std::int64_t i) {
+      return static_cast<double>(c.seqlens[static_cast<std::size_t>(i)]);
+    });
     // Pages in another order than the sequences'.
     table.fill([&](std::int64_t i) { return static_cast<double>((i * 7 + 3) % 101); });
     source = {.rank = rank,
@@ -48,7 +50,8 @@ struct PagesMemory {
               .seqlens = lengths.view(),
               .page_table = table.view()};
     const std::int64_t num_pages = cuda::num_append_pages(source);
-    for (const std::int64_t count : {std::int64_t{0}, std::int64_t{0}, std::int64_t{0}, num_pages, c.num_new, c.seqlen_q}) {
+    for (const std::int64_t count :
+         {std::int64_t{0}, std::int64_t{0}, std::int64_t{0}, num_pages, c.num_new, c.seqlen_q}) {
       const TensorSpec spec = count == 0 && written.size() < 3
                                   ? make_spec(Dtype::i32, std::array{batch})
                                   : make_spec(Dtype::i32, std::array{batch, count});
@@ -106,7 +109,8 @@ TEST_P(EmulatedRankPages, AreThoseOfEveryKeyInTurn) {
     EXPECT_TRUE(memory.has_intact_guards());
     const std::int64_t num_pages = cuda::num_append_pages(memory.source);
     for (std::int64_t b = 0; b < memory.batch; ++b) {
-      const std::int64_t before = c.seqlens[static_cast<std::size_t>(b)], after = before + c.num_new;
+      const std::int64_t before = c.seqlens[static_cast<std::size_t>(b)],
+                         after = before + c.num_new;
       std::int64_t own = 0;
       for (std::int64_t key = 0; key < after; ++key) own += key / c.page_size % c.num_ranks == rank;
       EXPECT_EQ(memory.at(0, b), after);
@@ -143,13 +147,14 @@ TEST_P(EmulatedRankPages, AreWrittenNowhereElse) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, EmulatedRankPages,
-    ::testing::Values(PagesCase{.name = "a_token"}, PagesCase{.name = "nothing_new", .num_new = 0},
-                      // Over several pages, and more than lanes.
-                      PagesCase{.name = "a_chunk", .num_new = 45, .seqlen_q = 40, .columns = 6},
-                      PagesCase{.name = "pages_of_one_key", .page_size = 1, .num_new = 5, .columns = 12},
-                      PagesCase{.name = "one_rank", .num_ranks = 1, .columns = 7},
-                      PagesCase{.name = "more_ranks_than_pages", .num_ranks = 8, .num_new = 2, .columns = 1},
-                      PagesCase{.name = "wide_indices", .num_ranks = 2, .index_dtype = Dtype::i64}),
+    ::testing::Values(
+        PagesCase{.name = "a_token"}, PagesCase{.name = "nothing_new", .num_new = 0},
+        // Over several pages, and more than lanes.
+        PagesCase{.name = "a_chunk", .num_new = 45, .seqlen_q = 40, .columns = 6},
+        PagesCase{.name = "pages_of_one_key", .page_size = 1, .num_new = 5, .columns = 12},
+        PagesCase{.name = "one_rank", .num_ranks = 1, .columns = 7},
+        PagesCase{.name = "more_ranks_than_pages", .num_ranks = 8, .num_new = 2, .columns = 1},
+        PagesCase{.name = "wide_indices", .num_ranks = 2, .index_dtype = Dtype::i64}),
     [](const auto& each) { return each.param.name; });
 
 }  // namespace

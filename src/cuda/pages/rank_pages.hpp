@@ -1,5 +1,5 @@
-// What a rank has of caches whose pages are dealt over ranks, found on an NVIDIA GPU before it appends and attends. Read
-// device/common/rank_pages.cuh for the kernel.
+// What a rank has of caches whose pages are dealt over ranks, found on an NVIDIA GPU before it appends and attends.
+// Read device/common/rank_pages.cuh for the kernel.
 #pragma once
 
 #include <cstdint>
@@ -26,18 +26,19 @@ struct RankPagesSource {
   int rank = 0, num_ranks = 1;
   std::int64_t page_size = 1;
   std::int64_t num_new = 0, seqlen_q = 0;  // of every sequence
-  TensorView seqlens{};                    // [batch] i32 or i64: of whole sequences, before new tokens
-  TensorView page_table{};                 // [batch, columns] i32 or i64: the rank's
+  TensorView seqlens{};     // [batch] i32 or i64: of whole sequences, before new tokens
+  TensorView page_table{};  // [batch, columns] i32 or i64: the rank's
 };
 
 /// i32 and row-major, written where they are given.
 struct RankPages {
-  TensorView seqlens{};         // [batch] of whole sequences, new tokens among them
-  TensorView own_seqlens{};     // [batch] of the rank's pages alone
-  TensorView append_seqlens{};  // [batch], with append_pages: a cache that new tokens are appended to
-  TensorView append_pages{};    // [batch, num_append_pages(source)]; -1 for pages of other ranks
-  TensorView positions_new{};   // [batch, num_new]
-  TensorView positions_q{};     // [batch, seqlen_q], below 0 in front of the first key
+  TensorView seqlens{};      // [batch] of whole sequences, new tokens among them
+  TensorView own_seqlens{};  // [batch] of the rank's pages alone
+  TensorView
+      append_seqlens{};       // [batch], with append_pages: a cache that new tokens are appended to
+  TensorView append_pages{};  // [batch, num_append_pages(source)]; -1 for pages of other ranks
+  TensorView positions_new{};  // [batch, num_new]
+  TensorView positions_q{};    // [batch, seqlen_q], below 0 in front of the first key
 };
 
 /// Pages that new tokens of a sequence may lie in.

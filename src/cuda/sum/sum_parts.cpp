@@ -42,8 +42,7 @@ std::vector<Dimension> dimensions_of(std::span<const TensorView> tensors, bool h
     const bool is_first = has_places && dim == 0;
     if (next.size == 1 && dim + 1 < tensors[0].rank() && !is_first) continue;
     if (result.size() > (has_places ? 1U : 0U) &&
-        result.back().size * next.size <= kMostOfDimension &&
-        result.back().continues(next)) {
+        result.back().size * next.size <= kMostOfDimension && result.back().continues(next)) {
       next.size *= result.back().size;
       result.pop_back();
     }

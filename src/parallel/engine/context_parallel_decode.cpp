@@ -158,16 +158,17 @@ class Decoding {
       positions = of_all(args_.rotary->positions);
       positions_q = args_.rotary->positions_q ? of_all(args_.rotary->positions_q) : positions;
     }
-    const DecodeStep step = parallel::make_decode_step({.rank = ranks_.rank(),
-                                              .world_size = ranks_.size(),
-                                              .seqlen_q = q.view.size(1),
-                                              .cache = args_.cache,
-                                              .append = {.k = k.view, .v = v.view},
-                                              .rotary = args_.rotary ? &*args_.rotary : nullptr,
-                                              .positions_new = positions.view,
-                                              .positions_q = positions_q.view,
-                                              .executor = args_.executor},
-                                             memory_);
+    const DecodeStep step =
+        parallel::make_decode_step({.rank = ranks_.rank(),
+                                    .world_size = ranks_.size(),
+                                    .seqlen_q = q.view.size(1),
+                                    .cache = args_.cache,
+                                    .append = {.k = k.view, .v = v.view},
+                                    .rotary = args_.rotary ? &*args_.rotary : nullptr,
+                                    .positions_new = positions.view,
+                                    .positions_q = positions_q.view,
+                                    .executor = args_.executor},
+                                   memory_);
     if (step.append) append_to_cache(*step.append);
     merge(from_all(attend(q.view, step)));
   }
@@ -186,8 +187,7 @@ class Decoding {
                             .world_size = ranks_.size(),
                             .page_size = args_.cache.k.size(1),
                             .seqlens = step.seqlens.view};
-    AttentionDecode local{
-        .q = q, .cache = args_.cache, .out = partial.out(), .lse = partial.lse()};
+    AttentionDecode local{.q = q, .cache = args_.cache, .out = partial.out(), .lse = partial.lse()};
     local.cache.seqlens = step.own_seqlens.view;
     if (args_.rotary) local.rotary = parallel::rotary_at(*args_.rotary, step.positions_q);
     local.score = placed(args_.score, pages);
@@ -233,8 +233,8 @@ class Decoding {
   void merge(std::vector<States> states) const {
     // What a call cannot take at once becomes the first state of those that follow.
     while (states.size() > kMostStates) {
-      const States some = states[0].with(
-          memory_.make_like(states[0].rows().view, states[0].rows().view.dtype()));
+      const States some =
+          states[0].with(memory_.make_like(states[0].rows().view, states[0].rows().view.dtype()));
       merge(std::span(states).first(kMostStates), some.out(), some.lse());
       states.erase(states.begin() + 1, states.begin() + kMostStates);
       states.front() = some;

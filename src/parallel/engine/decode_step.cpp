@@ -25,9 +25,8 @@ class HostStep {
   HostStep(const DecodeStepSource& source, const Memory& memory)
       : source_(source),
         memory_(memory),
-        pages_{.rank = source.rank,
-               .world_size = source.world_size,
-               .page_size = source.page_size()} {
+        pages_{
+            .rank = source.rank, .world_size = source.world_size, .page_size = source.page_size()} {
     for (std::int64_t b = 0; b < source.batch(); ++b)
       before_.push_back(cu_seqlen(source.cache.seqlens, b));
   }
@@ -81,15 +80,13 @@ class HostStep {
       kept.push_back(memory_.of_values(values));
       return kept.back().view;
     };
-    AppendToCache call{.cache = source_.cache,
-                       .executor = source_.executor,
-                       .stream = memory_.stream()};
+    AppendToCache call{
+        .cache = source_.cache, .executor = source_.executor, .stream = memory_.stream()};
     call.cache.seqlens = of_values(lengths);
     call.append = {.k = packed(source_.append.k, own, kept),
                    .v = packed(source_.append.v, own, kept),
                    .cu_seqlens = of_values(begins)};
-    if (source_.rotary != nullptr)
-      call.rotary = rotary_at(*source_.rotary, of_values(positions));
+    if (source_.rotary != nullptr) call.rotary = rotary_at(*source_.rotary, of_values(positions));
     return call;
   }
 
@@ -97,8 +94,7 @@ class HostStep {
                     std::vector<OwnedTensor>& kept) const {
     if (!x) return {};
     const auto count = static_cast<std::int64_t>(tokens.size());
-    const OwnedTensor result =
-        memory_.make(x.dtype(), std::array{count, x.size(2), x.size(3)});
+    const OwnedTensor result = memory_.make(x.dtype(), std::array{count, x.size(2), x.size(3)});
     for (std::int64_t row = 0; row < count; ++row) {
       const auto [sequence, token] = tokens[static_cast<std::size_t>(row)];
       const TensorView from = part_of(part_of(x, 0, sequence, sequence + 1), 1, token, token + 1);

@@ -29,9 +29,9 @@ struct DecodeStepSource {
 };
 
 struct DecodeStep {
-  OwnedTensor seqlens{};      // [batch] i32, of whole sequences, new tokens among them
-  OwnedTensor own_seqlens{};  // [batch] i32, of this rank's pages alone
-  TensorView positions_q{};   // [batch, seqlen_q] where queries are turned
+  OwnedTensor seqlens{};                  // [batch] i32, of whole sequences, new tokens among them
+  OwnedTensor own_seqlens{};              // [batch] i32, of this rank's pages alone
+  TensorView positions_q{};               // [batch, seqlen_q] where queries are turned
   std::optional<AppendToCache> append{};  // of what has pages here
   std::vector<OwnedTensor> kept{};        // what the two read
 };

@@ -35,9 +35,8 @@ DecodeStep make_decode_step_on_device(const DecodeStepSource& source, const Memo
   if (source.append.k) {
     pages.append_seqlens = made({batch});
     pages.append_pages = made({batch, cuda::num_append_pages(where)});
-    AppendToCache& call = step.append.emplace(AppendToCache{.cache = source.cache,
-                                                            .append = source.append,
-                                                            .stream = memory.stream()});
+    AppendToCache& call = step.append.emplace(
+        AppendToCache{.cache = source.cache, .append = source.append, .stream = memory.stream()});
     // Tokens of other ranks go to pages that there are not: nothing is written.
     call.cache.seqlens = pages.append_seqlens;
     call.cache.page_table = pages.append_pages;

@@ -31,7 +31,7 @@ struct Keys {
 /// Rows of a call; what a forward call writes is out, lse and row_max.
 struct Rows {
   TensorView q{}, out{}, lse{};
-  TensorView row_max{};         // of forward, optional
+  TensorView row_max{};       // of forward, optional
   TensorView dout{}, dlse{};  // backward; dlse is optional
 };
 

@@ -16,7 +16,8 @@ class GatheringEngine : public Engine {
   GatheringEngine(const ShardPlan::Impl& plan, int rank, const Memory& memory)
       : plan_(plan), own_(places_of(plan.rank_tokens[static_cast<std::size_t>(rank)], memory)) {
     std::vector<std::int32_t> permutation;
-    for (const std::vector<TokenRange>& ranges : plan.rank_tokens) append_tokens(permutation, ranges);
+    for (const std::vector<TokenRange>& ranges : plan.rank_tokens)
+      append_tokens(permutation, ranges);
     std::vector<std::int32_t> inverse(permutation.size());
     for (std::size_t i = 0; i < permutation.size(); ++i)
       inverse[static_cast<std::size_t>(permutation[i])] = static_cast<std::int32_t>(i);

@@ -34,12 +34,10 @@ class HeadsAndRingEngine : public Engine {
       std::vector<Pending> arriving;
       if (!is_last) arriving = passed_on(call, std::array{k, v});
       State made = empty_state(call, q.view, num_groups() == 1);
-      attend(call,
-             {.q = q.view,
-              .out = made.out.view,
-              .lse = made.lse.view,
-              .row_max = made.row_max.view},
-             {k.view, v.view}, part(step));
+      attend(
+          call,
+          {.q = q.view, .out = made.out.view, .lse = made.lse.view, .row_max = made.row_max.view},
+          {k.view, v.view}, part(step));
       state = state ? merged(call, *state, made, is_last) : std::move(made);
       if (!is_last) {
         k = arriving[0].wait()[0];

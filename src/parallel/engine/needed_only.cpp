@@ -84,7 +84,8 @@ class NeededOnlyEngine : public Engine {
     std::vector<std::int32_t> kept, arrived(needed.size(), kNowhere), sent, returned;
     for (const std::int32_t token : needed) kept.push_back(in_own[at(token)]);
     for (int peer = 0; peer < plan.world_size; ++peer) {
-      std::vector<std::int32_t> home(own.size(), kNowhere);  // where its sums of this rank's keys arrive
+      std::vector<std::int32_t> home(own.size(),
+                                     kNowhere);  // where its sums of this rank's keys arrive
       const std::vector<std::int32_t> asked = indices(intersection(needs(peer), tokens(rank)));
       if (peer == rank) {
         for (const std::int32_t token : asked) home[at(in_own[at(token)])] = in_needed[at(token)];
@@ -180,8 +181,8 @@ class NeededOnlyEngine : public Engine {
   OwnedTensor in_order(const EngineCall& call, const TensorView& own,
                        const TensorView& received) const {
     OwnedTensor result = call.memory.make(own.dtype(), shape_with_tokens(own, num_needed_));
-    call.memory.sum(result.view, std::array{PlacedPart{own, kept_.view},
-                                            PlacedPart{received, arrived_.view}});
+    call.memory.sum(result.view,
+                    std::array{PlacedPart{own, kept_.view}, PlacedPart{received, arrived_.view}});
     return result;
   }
 

@@ -230,8 +230,8 @@ class Documents {
   }
   MaskMod mask() const { return causal() && documents(ids_.view()); }
   MaskMod mask_on_host() {
-    return causal() && documents(TensorView(ids_.bytes().data(),
-                                            make_spec(Dtype::i32, shape_of(ids_.spec()))));
+    return causal() &&
+           documents(TensorView(ids_.bytes().data(), make_spec(Dtype::i32, shape_of(ids_.spec()))));
   }
 
  private:
@@ -347,7 +347,8 @@ class RanksDecodeAsOneGpu : public GpuRanks {
     static std::int64_t columns(int num_ranks) { return kMaxPages / num_ranks; }
     /// Pages in the order of sequences again, where this has them all.
     static RankTensor in_order(const RankTensor& pages) {
-      RankTensor result(pages.spec().device, Dtype::bf16, {pages.size(0), kPageSize, kHeadsKv, kDim});
+      RankTensor result(pages.spec().device, Dtype::bf16,
+                        {pages.size(0), kPageSize, kHeadsKv, kDim});
       constexpr std::int64_t kElements = kPageSize * kHeadsKv * kDim;
       for (std::int64_t i = 0; i < result.spec().num_elements(); ++i) {
         const std::int64_t page = pages.size(0) - 1 - i / kElements;
@@ -427,11 +428,14 @@ TEST_F(RanksDecodeAsOneGpu, WithNewTokensRotaryAndAWindow) {
       stream.synchronize();
       for (RankTensor* tensor : {&own.out, &own.lse, &pages.k, &pages.v}) tensor->copy_back();
       double of_out = 0, of_lse = 0;
-      const std::int64_t out_begin = begin * kNew * kHeads * kDim, lse_begin = begin * kNew * kHeads;
+      const std::int64_t out_begin = begin * kNew * kHeads * kDim,
+                         lse_begin = begin * kNew * kHeads;
       for (std::int64_t i = 0; i < own.out.spec().num_elements(); ++i)
-        of_out = std::max<double>(of_out, std::abs(own.out.value(i) - whole.out.value(out_begin + i)));
+        of_out =
+            std::max<double>(of_out, std::abs(own.out.value(i) - whole.out.value(out_begin + i)));
       for (std::int64_t i = 0; i < own.lse.spec().num_elements(); ++i)
-        of_lse = std::max<double>(of_lse, std::abs(own.lse.value(i) - whole.lse.value(lse_begin + i)));
+        of_lse =
+            std::max<double>(of_lse, std::abs(own.lse.value(i) - whole.lse.value(lse_begin + i)));
       std::string& told = wrong[static_cast<std::size_t>(rank)];
       if (!(of_out < 0.03)) told += fmt::format("out is {:.2e} away; ", of_out);
       if (!(of_lse < 1e-3)) told += fmt::format("lse is {:.2e} away; ", of_lse);

@@ -111,14 +111,16 @@ TEST_F(ContextParallelTest, KeysThatDropoutCannotDrawInFoursAreRefused) {
 TEST_F(ContextParallelTest, RecipesRoundUnderUlyssesAsOneRankDoes) {
   Tensor scales({kBatch, 8}, 9);
   for (float& scale : scales.values()) scale = 0.05F + std::abs(scale) / 10;
-  for (const auto& [recipe, given] :
-       {std::pair{"accurate", static_cast<Tensor*>(nullptr)}, {"sage2", nullptr}, {"fp8_static", &scales}}) {
+  for (const auto& [recipe, given] : {std::pair{"accurate", static_cast<Tensor*>(nullptr)},
+                                      {"sage2", nullptr},
+                                      {"fp8_static", &scales}}) {
     WholeAgainstRanks test({.mask = masks()["documents"],
                             .num_heads_kv = 8,
                             .quant = parse_quantization(recipe),
                             .scales = given});
     for (const int world_size : {1, 2, 4, 8})
-      EXPECT_THAT(*test.run(ParallelScheme::ulysses, world_size), IsEmpty()) << recipe << world_size;
+      EXPECT_THAT(*test.run(ParallelScheme::ulysses, world_size), IsEmpty())
+          << recipe << world_size;
     EXPECT_THAT(*test.run(ParallelScheme::all_gather, 2),
                 HasSubstr("quant is given and the scheme is all_gather; expected ulysses"));
   }

@@ -112,7 +112,8 @@ struct Case {
   Dropout dropout{};
   std::int64_t chunk = 0;  // of the plan; 0: as it likes
   Quantization quant{};
-  Tensor* scales = nullptr;  // [batch, num_heads_kv] of q, k and v, where the recipe takes given ones
+  Tensor* scales =
+      nullptr;  // [batch, num_heads_kv] of q, k and v, where the recipe takes given ones
 
   AttentionForward forward(Tensors& t) const {
     AttentionForward args{.q = t.q.view(),

@@ -53,8 +53,8 @@ FOVEA_DEVICE void rank_pages(const RankPagesParams& p) {
       (ptx::block_idx().x * ptx::block_dim().x + ptx::thread_idx().x) / 32);
   if (sequence >= p.batch) return;
   const RankPagesPlaces& to = p.places;
-  const auto before =
-      static_cast<std::int32_t>(limited(index_at(p.seqlens, sequence), 0, kMostCounted - p.num_new));
+  const auto before = static_cast<std::int32_t>(
+      limited(index_at(p.seqlens, sequence), 0, kMostCounted - p.num_new));
   const std::int32_t after = before + p.num_new;
   const std::int32_t first_page = before / p.page_size;
   write_length(to.seqlens, sequence, after);
