@@ -4,8 +4,8 @@
 //
 // or the largest of them, in f32, in the order of the parts, rounded once; t is the first dimension, and a part without
 // places is added index for index. One part alone is a copy, in another dtype if need be; no part is zero. A warp for
-// each kSummedColumns of a row, four columns a lane. What a lane writes it has read before, so the first part may be the
-// sum's place, if it has no places.
+// each kSummedColumns of a row, four columns a lane. What a lane writes it has read before, so the first part may be
+// the sum's place, if it has no places.
 //
 // Bound: memory, every part once.
 #pragma once
