@@ -138,6 +138,9 @@ def attention(
     sm_margin: int = 0,
     quant: Quant | None = None,
     accuracy: float | None = None,
+    q_scale: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
 ) -> Any:
     """Exact attention: ``out = softmax(mask(score(scale * q k^T))) v``.
 
@@ -200,14 +203,17 @@ def attention(
     sm_margin : int
         On a GPU, multiprocessors that stay free for what runs beside the call.
     quant : str, Recipe or path, optional
-        A recipe of attention in eight bits, "accurate", "fast", "int8", "sage1" or "sage2", or in four, "nvfp4" or "mxfp4", and
-        fields behind a name: ``"accurate,hadamard=yes"``; or what ``fovea calibrate`` chose: a .json file, better read once by
-        `load_recipe`. On the CPU all; on GPUs "accurate", and "fast" from compute capability 8.9 on. Gradients pass straight
-        through the rounding.
+        A recipe of attention in eight bits, "accurate", "fast", "int8", "sage1", "sage2" or "fp8_static", or in four, "nvfp4" or
+        "mxfp4", and fields behind a name: ``"accurate,hadamard=yes"``; or what ``fovea calibrate`` chose: a .json file, better
+        read once by `load_recipe`. On the CPU all; on GPUs "accurate", and "fast", "sage2" and "fp8_static" from compute
+        capability 8.9 on. Gradients pass straight through the rounding.
     accuracy : float, optional
         In place of `quant`: the relative error that out may have. The plan takes the fastest recipe whose stated error is within
         it, if one is faster here than none, and `explain` says which and why; where gradients are recorded or graphs compiled it
         takes none.
+    q_scale, k_scale, v_scale : array, [batch, num_heads_kv] f32, optional
+        Where `quant` has scales=given, as "fp8_static" has: what q, k and v are divided by before they are rounded, of each
+        sequence and kv head; any strides. Others call them descales.
 
     Returns
     -------
@@ -230,8 +236,8 @@ def attention(
     >>> out = fovea.attention(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score - slopes[h] * abs(q_idx - kv_idx))
     """
     if compiled is not None and compiled.is_compiling():
-        if quant is not None:
-            raise Unsupported(f"attention: quant is {quant!r} in a compiled graph; expected none")
+        if quant is not None or not (q_scale is None and k_scale is None and v_scale is None):
+            raise Unsupported(f"attention: quant is {quant!r} in a compiled graph, or scales are given; expected none")
         if out is not None or lse is not None or row_max is not None or compute_dtype != "auto" or cpu_target != "auto" or sm_margin:
             raise Unsupported("attention: out, lse, row_max, compute_dtype, cpu_target or sm_margin in a compiled graph; expected none of them")
         return compiled.attention(
@@ -239,7 +245,8 @@ def attention(
             score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens, sinks=sinks,
             dropout=dropout, return_lse=return_lse, layout=layout, deterministic=deterministic,
         )  # fmt: skip
-    if _quick.attend is not None and quant is None and accuracy is None:
+    has_scales = not (q_scale is None and k_scale is None and v_scale is None)
+    if _quick.attend is not None and quant is None and accuracy is None and not has_scales:
         result = _quick.attend(
             0, 0, 0, return_lse, out, lse, row_max, q, k, v, causal, align, window, scale, softcap, bias, alibi, score_mod, mask,
             mask_mod, segment_ids, cu_seqlens, sinks, dropout, layout, compute_dtype, cpu_target, deterministic, sm_margin,
@@ -257,7 +264,8 @@ def attention(
         "attention", q, k, v, out, lse, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias,
         alibi=alibi, score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens,
         sinks=sinks, dropout=dropout, row_max=row_max, layout=layout, compute_dtype=compute_dtype, cpu_target=cpu_target,
-        deterministic=deterministic, sm_margin=sm_margin, quant=quant, accuracy=accuracy, stream=framework.stream(q),
+        deterministic=deterministic, sm_margin=sm_margin, quant=quant, accuracy=accuracy, q_scale=q_scale, k_scale=k_scale,
+        v_scale=v_scale, stream=framework.stream(q),
     )  # fmt: skip
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)

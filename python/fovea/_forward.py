@@ -72,7 +72,7 @@ class Arguments(NamedTuple):
 
 FIELDS = (
     "q", "k", "v", "out", "lse", "row_max", "bias", "alibi", "mask", "segments_q", "segments_kv", "sinks",
-    "cu_seqlens_q", "cu_seqlens_kv", "dropout_seed", "dropout_offset", "dropout_places",
+    "cu_seqlens_q", "cu_seqlens_kv", "dropout_seed", "dropout_offset", "dropout_places", "q_scale", "k_scale", "v_scale",
 )  # fmt: skip
 _BITS = tuple(1 << index for index in range(len(FIELDS)))
 _SWAPPED = {"q", "k", "v", "out"}
@@ -197,6 +197,9 @@ def gather(
     sm_margin: int = 0,
     quant: Any = None,
     accuracy: float | None = None,
+    q_scale: Array = None,
+    k_scale: Array = None,
+    v_scale: Array = None,
     stream: int = 0,
 ) -> Arguments:
     """Everything that was said of a forward call, sorted into what a template holds and what it is filled with."""
@@ -222,7 +225,7 @@ def gather(
     for bit, value in zip(
         _BITS,
         (q, k, v, out, lse, row_max, bias, alibi, mask, segments_q, segments_kv, sinks, cu_seqlens_q, cu_seqlens_kv,
-         seed_array, offset_array, drop.places),
+         seed_array, offset_array, drop.places, q_scale, k_scale, v_scale),
     ):
         if value is not None:
             present |= bit

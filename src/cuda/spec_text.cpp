@@ -33,6 +33,17 @@ std::string print_value(Codes value) { return "Codes::" + std::string(name(value
 std::string print_value(Instructions value) {
   return value == Instructions::sm75 ? "Instructions::sm75" : "Instructions::sm80";
 }
+std::string print_value(Rounding value) {
+  switch (value) {
+    case Rounding::rows:
+      return "Rounding::rows";
+    case Rounding::lanes:
+      return "Rounding::lanes";
+    case Rounding::given:
+      return "Rounding::given";
+  }
+  return "";
+}
 std::string print_value(std::int32_t value) { return std::to_string(value); }
 std::string print_value(bool value) { return value ? "true" : "false"; }
 

@@ -19,6 +19,7 @@
 
 #include "cuda/device/shared/element.h"
 #include "cuda/device/shared/instructions.h"
+#include "cuda/device/shared/rounding.h"
 
 namespace fovea::cuda {
 
@@ -65,6 +66,7 @@ consteval bool lists_all_members() {
 std::string print_value(Element value);
 std::string print_value(Codes value);
 std::string print_value(Instructions value);
+std::string print_value(Rounding value);
 std::string print_value(std::int32_t value);
 std::string print_value(bool value);
 

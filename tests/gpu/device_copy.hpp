@@ -94,7 +94,7 @@ class DeviceCopies {
     AttentionForward call = host;
     move({&call.q, &call.k, &call.v, &call.out, &call.lse, &call.row_max, &call.sinks,
           &call.cu_seqlens_q, &call.cu_seqlens_kv, &call.dropout_seed, &call.dropout_offset,
-          &call.dropout_places},
+          &call.dropout_places, &call.q_scale, &call.k_scale, &call.v_scale},
          call);
     return call;
   }

@@ -34,9 +34,36 @@ consteval QuantizeKvSpec for_sm80(QuantizeKvSpec spec) {
   return spec;
 }
 
+consteval QuantizeKvSpec of_rounding(Rounding rounding, Element element, std::int32_t head_dim_qk,
+                                     std::int32_t head_dim_v, bool is_packed = false) {
+  return for_sm80({.element = element,
+                   .head_dim_qk = head_dim_qk,
+                   .head_dim_v = head_dim_v,
+                   .is_packed = is_packed,
+                   .rounding = rounding});
+}
+
+/// Of recipes whose codes of P are exponentials: those that cases want.
+template <class Run, QuantizeKvSpec... specs>
+void with_one_of(const QuantizeKvSpec& spec, const Run& run) {
+  const bool is_any = ((spec == specs && (run.template operator()<specs>(), true)) || ...);
+  if (!is_any) throw std::out_of_range("no such rounding");
+}
+template <class Run>
+void with_rounding(const QuantizeKvSpec& spec, const Run& run) {
+  using enum Rounding;
+  constexpr Element kBf16 = Element::bf16, kF16 = Element::f16;
+  with_one_of<Run, of_rounding(lanes, kBf16, 64, 64), of_rounding(lanes, kBf16, 128, 128),
+              of_rounding(lanes, kF16, 64, 64), of_rounding(lanes, kBf16, 64, 64, true),
+              of_rounding(given, kBf16, 64, 64), of_rounding(given, kBf16, 128, 128),
+              of_rounding(given, kF16, 64, 64), of_rounding(given, kBf16, 64, 64, true),
+              of_rounding(given, kBf16, 128, 64)>(spec, run);
+}
+
 /// run.operator()<spec>() of the spec, which is a constant there.
 template <class Run>
 void with_spec(const QuantizeKvSpec& spec, const Run& run) {
+  if (spec.rounding != Rounding::rows) return with_rounding(spec, run);
   const auto of_element = [&]<Element element>() {
     const auto of_width = [&]<std::int32_t head_dim>() {
       const auto of_v = [&]<std::int32_t head_dim_v>() {

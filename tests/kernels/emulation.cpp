@@ -125,9 +125,13 @@ cuda::DeviceTraits sectioned_hopper() {
 }
 
 void run_quantizers(const cuda::QuantizeKvLaunch& launch, Emulation& emulation) {
-  emulation.launch({.x = launch.num_heads()}, cuda::kQuantizeThreads, cuda::kMeanSharedBytes,
-                   [&] { cuda::run_mean_of_keys(launch.spec, launch.params); });
-  emulation.is_dependent = launch.overlaps;
+  const bool has_two = looks_at_sequences(launch.spec);
+  if (has_two) {
+    emulation.launch({.x = launch.num_looking_ctas()}, cuda::kQuantizeThreads,
+                     cuda::kMeanSharedBytes,
+                     [&] { cuda::run_mean_of_keys(launch.spec, launch.params); });
+  }
+  emulation.is_dependent = launch.overlaps && has_two;
   emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads,
                    static_cast<std::size_t>(cuda::quantize_shared_bytes(launch.spec)),
                    [&] { cuda::run_quantize_kv(launch.spec, launch.params); });

@@ -108,6 +108,17 @@ TEST(EmulatedSm80Quantized, CodesOfProbabilitiesEqualTheOracleHoweverCopiesLand)
       [&](Emulation& emulation) { expect_sm80_equals_oracle(problem, device, emulation); });
 }
 
+/// Here values wait for the kernel before as well, and where scales are given nothing does.
+TEST(EmulatedSm80Quantized, RoundedExponentialsEqualTheOracleHoweverCopiesLand) {
+  for (const char* label : {"lanes_packed", "given_few"}) {
+    const Case problem = sm80_case_named(label);
+    cuda::DeviceTraits device = rounding_device(problem.quant);
+    device.major = 12;
+    for_each_landing(
+        [&](Emulation& emulation) { expect_sm80_equals_oracle(problem, device, emulation); });
+  }
+}
+
 /// NaN and infinities of either sign in rows of q and k, some of which others see. The first keys are seen by all.
 void put_nonfinite(CaseMemory& memory) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -151,7 +162,8 @@ TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
 
 TEST(EmulatedSm80Quantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
   for (const char* label :
-       {"rounded_window_d64", "rounded_softcap", "summed_window_d64", "summed_softcap"}) {
+       {"rounded_window_d64", "rounded_softcap", "summed_window_d64", "summed_softcap",
+        "lanes_full_d128", "lanes_full_d64", "given_causal_d128", "given_softcap"}) {
     const Case problem = sm80_case_named(label);
     expect_given_products(problem, run_sm80_quantized, rounding_device(problem.quant));
   }

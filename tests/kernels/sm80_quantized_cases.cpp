@@ -4,6 +4,7 @@
 #include <iterator>
 #include <limits>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kernels/forward_cases.hpp"
@@ -126,6 +127,68 @@ std::vector<Case> coded_cases() {
   return cases;
 }
 
+Case by_recipe(const char* recipe, std::string_view label, Case problem) {
+  problem.label.replace(0, std::string_view("rounded").size(), label);
+  problem.quant = parse_quantization(recipe);
+  return problem;
+}
+
+/// Codes of P are exponentials, rounded. Whatever goes with one of these recipes goes with the other: each has half of
+/// the layouts and programs, and what only its scales could break.
+std::vector<Case> exponential_cases() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* recipe, std::string_view label, Case problem) -> Case& {
+    return cases.emplace_back(by_recipe(recipe, label, std::move(problem)));
+  };
+  for (const Case& layout : layout_cases()) {
+    if (layout.label == "rounded_wide_values") continue;  // beyond what it sums
+    // Scales of one row, of no rows, of rows that end a tile; NaN and infinity in values.
+    if (layout.label == "rounded_packed") {
+      add("sage2", "lanes", layout).has_infinite_values = true;
+      add("fp8_static", "given", layout).has_infinite_values = true;
+    }
+    if (layout.label == "rounded_by_elements" || layout.label == "rounded_no_keys")
+      add("sage2", "lanes", layout);
+    if (layout.label == "rounded_padded") add("fp8_static", "given", layout);
+    // Rows of a group share a tile; keys are not split, for a row's codes depend on those before.
+    if (layout.label == "rounded_few") {
+      add("sage2", "lanes", layout);
+      add("fp8_static", "given", layout);
+    }
+  }
+  for (const Case& program : program_cases()) {
+    if (program.label == "rounded_alibi") add("sage2", "lanes", program);
+    if (program.label != "rounded_alibi") add("fp8_static", "given", program);
+  }
+  Case full_128 = base_case("rounded_full_d128", 128);
+  full_128.batch = 2;
+  add("sage2", "lanes", full_128);
+  Case causal_128 = base_case("rounded_causal_d128", 128);
+  causal_128.batch = 2;
+  causal_128.mask = causal();
+  causal_128.has_sinks = true;
+  causal_128.wants_row_max = true;
+  add("fp8_static", "given", causal_128);
+  Case full_64 = base_case("rounded_full_d64", 64);
+  full_64.dtype = Dtype::f16;
+  full_64.seqlen_kv = 400;
+  add("sage2", "lanes", full_64);
+  add("fp8_static", "given", full_64);
+  Case infinite = base_case("rounded_infinite", 64);
+  infinite.seqlen_q = 70;
+  infinite.mask = causal();
+  infinite.dropout = kSomeDropped;
+  infinite.has_infinite_values = true;
+  add("sage2", "lanes", infinite);
+  add("sage2", "lanes", heavy_case());
+  add("fp8_static", "given", heavy_case());
+  cases.push_back(
+      with_nan_scores(by_recipe("fp8_static", "given", base_case("rounded_nan_scores", 64))));
+  cases.push_back(
+      with_extreme_scores(by_recipe("sage2", "lanes", base_case("rounded_extreme", 64))));
+  return cases;
+}
+
 }  // namespace
 
 Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_q) {
@@ -181,6 +244,7 @@ std::vector<Case> sm80_quantized_cases() {
   cases.push_back(infinite);
   cases.push_back(heavy_case());
   std::ranges::copy(coded_cases(), std::back_inserter(cases));
+  std::ranges::copy(exponential_cases(), std::back_inserter(cases));
   return cases;
 }
 

@@ -31,6 +31,9 @@ std::vector<TensorBytes> tensors_of_call(const AttentionForward& args) {
                                       tensor_bytes("dropout_seed", args.dropout_seed, false),
                                       tensor_bytes("dropout_offset", args.dropout_offset, false),
                                       tensor_bytes("dropout_places", args.dropout_places, false),
+                                      tensor_bytes("q_scale", args.q_scale, false),
+                                      tensor_bytes("k_scale", args.k_scale, false),
+                                      tensor_bytes("v_scale", args.v_scale, false),
                                       tensor_bytes("out", args.out, true),
                                       tensor_bytes("lse", args.lse, true),
                                       tensor_bytes("row_max", args.row_max, true)};

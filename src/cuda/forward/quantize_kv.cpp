@@ -49,7 +49,10 @@ Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
                                                    : tiles * spec.head_dim_v * kQuantizedTile;
   const std::int64_t mean_bytes =
       f.num_sequences * f.num_heads_kv * spec.head_dim_qk * std::int64_t{sizeof(float)};
-  const std::int64_t num_scales = spec.head_dim_v > 0 ? tiles : 0;
+  const std::int64_t num_scales = has_channel_scales(spec)
+                                      ? f.num_sequences * f.num_heads_kv * spec.head_dim_v
+                                  : spec.head_dim_v > 0 ? tiles
+                                                        : 0;
   const std::int64_t num_rows = spec.writes_numbers ? 0 : num_queries;
   Parts at{};
   at.keys = at.k_codes + part_bytes(num_keys * spec.head_dim_qk * size);
@@ -139,7 +142,8 @@ QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention) {
           .head_dim_v = attention.sums_codes ? attention.head_dim_v : 0,
           .is_packed = attention.is_varlen,
           .rounds_q = true,
-          .reads_elements = true};
+          .reads_elements = true,
+          .rounding = attention.rounding};
 }
 
 QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {
@@ -155,8 +159,11 @@ QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {
 
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec) {
   const int ctas_per_sm = spec.reads_elements ? kCtasPerSmOfElements : kCtasPerSm;
-  return {{KernelRole::key_mean, text_of("mean_of_keys", 1, spec)},
-          {KernelRole::quantize, text_of("quantize_kv", ctas_per_sm, spec)}};
+  PlannedKernels kernels;
+  if (looks_at_sequences(spec))
+    kernels.push_back({KernelRole::key_mean, text_of("mean_of_keys", 1, spec)});
+  kernels.push_back({KernelRole::quantize, text_of("quantize_kv", ctas_per_sm, spec)});
+  return kernels;
 }
 
 std::int64_t num_quantizing_ctas(const ForwardProblem& f) {
@@ -201,17 +208,29 @@ QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardPro
   return launch;
 }
 
+void QuantizeKvLaunch::take_scales(const AttentionForward& args) {
+  if (spec.rounding != Rounding::given) return;
+  const auto given = [](const TensorView& scale) -> GivenScales {
+    return {static_cast<const float*>(scale.data()), scale.stride(0), scale.stride(1)};
+  };
+  params.q.scales = given(args.q_scale);
+  params.k.scales = given(args.k_scale);
+  params.v.scales = given(args.v_scale);
+}
+
 void QuantizeKvLaunch::add_to(KernelLaunches& all) const {
-  KernelLaunch mean = kernel_launch(KernelRole::key_mean, params);
-  mean.grid = {.x = num_heads()};
-  mean.num_threads = kQuantizeThreads;
-  mean.shared_bytes = kMeanSharedBytes;
-  all.add(mean);
+  if (looks_at_sequences(spec)) {
+    KernelLaunch mean = kernel_launch(KernelRole::key_mean, params);
+    mean.grid = {.x = num_looking_ctas()};
+    mean.num_threads = kQuantizeThreads;
+    mean.shared_bytes = kMeanSharedBytes;
+    all.add(mean);
+  }
   KernelLaunch quantize = kernel_launch(KernelRole::quantize, params);
   quantize.grid = {.x = num_ctas};
   quantize.num_threads = kQuantizeThreads;
   quantize.shared_bytes = static_cast<std::size_t>(quantize_shared_bytes(spec));
-  quantize.is_pdl = overlaps;
+  quantize.is_pdl = overlaps && looks_at_sequences(spec);
   all.add(quantize);
 }
 

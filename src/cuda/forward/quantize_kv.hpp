@@ -27,7 +27,8 @@ struct SpecText<QuantizeKvSpec> {
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, is_packed),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, rounds_q),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, reads_elements),
-                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, writes_numbers)};
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, writes_numbers),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, rounding)};
 };
 
 /// Parts of a workspace begin at multiples of this.
@@ -60,10 +61,15 @@ struct QuantizeKvLaunch {
   unsigned num_ctas = 0;  // of the kernel that rounds; 0: there are no sequences
   bool overlaps = true;   // it starts while the kernel of means ends
 
-  /// Of keys, of all sequences: CTAs of the kernel of means.
-  unsigned num_heads() const {
-    return static_cast<unsigned>(params.k.num_heads_kv * params.k.num_sequences);
+  /// CTAs of the kernel that looks at whole sequences: of the means of keys of all sequences and heads, and of as many
+  /// scales of channels.
+  unsigned num_looking_ctas() const {
+    const std::int64_t heads = std::int64_t{params.k.num_heads_kv} * params.k.num_sequences;
+    return static_cast<unsigned>(has_channel_scales(spec) ? 2 * heads : heads);
   }
+
+  /// Those that a call gives, where the recipe wants such.
+  void take_scales(const AttentionForward& args);
 
   void add_to(KernelLaunches& all) const;
 };

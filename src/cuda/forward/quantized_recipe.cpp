@@ -37,6 +37,29 @@ constexpr Quantization kComputedSums = [] {
 constexpr std::string_view kFieldsThatMatterToSums[] = {
     "v_scales", "smooth_v", "p_codes", "row_sums", "accumulation", "p_max", "v_max", "p_step"};
 
+/// Where codes of probabilities are exponentials, rounded: what both have in common; p_max is a parameter.
+constexpr Quantization exponentials(Quantization quant) {
+  quant.pv = QuantFormat::e4m3;
+  return quant;
+}
+constexpr Quantization kComputedByLanes = [] {
+  Quantization quant = exponentials(kComputed);
+  quant.q_scales = ScaleGranularity::thread;
+  quant.v_scales = ScaleGranularity::channel;
+  quant.smooth_k = Smoothing::sequence;
+  quant.warp_q = 16;
+  return quant;
+}();
+constexpr Quantization kComputedByGivenScales = exponentials({.qk = QuantFormat::e4m3,
+                                                              .q_scales = ScaleGranularity::tensor,
+                                                              .k_scales = ScaleGranularity::tensor,
+                                                              .v_scales = ScaleGranularity::tensor,
+                                                              .scales = ScaleSource::given});
+constexpr std::string_view kFieldsThatMatterToExponentials[] = {
+    "qk",       "pv",           "q_scales", "k_scales", "v_scales", "scales",
+    "smooth_q", "smooth_k",     "smooth_v", "hadamard", "block_kv", "p_codes",
+    "row_sums", "accumulation", "v_max",    "p_step"};
+
 /// All but those of eight bits, and how products are summed.
 constexpr std::string_view kFieldsThatMatterToFourBits[] = {
     "qk",       "pv",       "q_scales", "k_scales", "v_scales", "scales", "smooth_q", "smooth_k",
@@ -67,6 +90,23 @@ std::optional<Refusal> refuses_recipe(const Quantization& quant) {
   if (auto refusal = refuses_field(quant, computed, kFieldsThatMatter)) return refusal;
   if (!sums_codes(quant)) return std::nullopt;
   return refuses_field(quant, computed, kFieldsThatMatterToSums);
+}
+
+Rounding rounding_of(const Quantization& quant) {
+  if (!sums_codes(quant) || quant.p_codes == ProbabilityCodes::linear) return Rounding::rows;
+  return quant.scales == ScaleSource::given ? Rounding::given : Rounding::lanes;
+}
+
+std::optional<Refusal> refuses_recipe_of_team(const Quantization& quant) {
+  const Rounding rounding = rounding_of(quant);
+  if (rounding == Rounding::rows) return refuses_recipe(quant);
+  const bool is_given = rounding == Rounding::given;
+  if (auto refusal = refuses_field(quant, is_given ? kComputedByGivenScales : kComputedByLanes,
+                                   kFieldsThatMatterToExponentials))
+    return refusal;
+  if (is_given) return std::nullopt;
+  constexpr std::string_view kWarp[] = {"warp_q"};
+  return refuses_field(quant, kComputedByLanes, kWarp);
 }
 
 std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant) {

@@ -1,11 +1,12 @@
-// Which recipes the kernels of GPUs compute: `accurate` and `fast`, `nvfp4` and `mxfp4`, and what differs from them in
-// fields of no effect. sm90_quantized.hpp, sm80_quantized.hpp and sm120_fp4.hpp are the kernels.
+// Which recipes the kernels of GPUs compute: `accurate` and `fast`, `sage2` and `fp8_static`, `nvfp4` and `mxfp4`, and
+// what differs from them in fields of no effect. sm90_quantized.hpp, sm80_quantized.hpp and sm120_fp4.hpp are the kernels.
 #pragma once
 
 #include <optional>
 
 #include "fovea/quant.hpp"
 
+#include "cuda/device/shared/rounding.h"
 #include "cuda/forward/candidates.hpp"
 
 namespace fovea::cuda {
@@ -15,6 +16,11 @@ bool sums_codes(const Quantization& quant);
 
 /// None, or one that such kernels do not compute, by the first field that tells.
 std::optional<Refusal> refuses_recipe(const Quantization& quant);
+
+/// Which of them, of a recipe that is not refused below.
+Rounding rounding_of(const Quantization& quant);
+/// The same of kernels that compute `sage2` and `fp8_static` too.
+std::optional<Refusal> refuses_recipe_of_team(const Quantization& quant);
 
 /// The same of kernels that compute `nvfp4` and `mxfp4`.
 std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant);

@@ -28,7 +28,9 @@ TeamSpec with_tile(TeamSpec spec, const Tile& tile, const DeviceTraits& device) 
   spec.num_warps = tile.num_warps;
   // O and S of wide heads leave no registers for Q.
   spec.keeps_queries = tile.tile_q == 16 * spec.num_warps && spec.head_dim_v <= 128;
-  spec.ctas_per_sm = std::min(2, ctas_that_fit(spec, device));
+  // Eight warps have all registers of an SM; on Turing shared memory ends first.
+  const bool has_all_registers = spec.num_warps > 4 && spec.instructions != Instructions::sm75;
+  spec.ctas_per_sm = std::min(has_all_registers ? 1 : 2, ctas_that_fit(spec, device));
   return spec;
 }
 
@@ -51,6 +53,9 @@ constexpr std::array kNarrowTiles = {Tile{128, 64, 2}, Tile{128, 32, 2}};
 // Beside O of 128 and S of 64, look-ups of pages and the generator of dropout would spill. Score programs may spill up
 // to 160 bytes there, and are still 8 to 18 % faster than with half the keys (measured: softcap, ALiBi).
 constexpr std::array kLeanTiles = {Tile{128, 32, 2}};
+// 16 rows a warp, whose S of 128 keys is 64 registers: codes of P depend on the maximum of so many.
+constexpr std::array kWholeTiles = {Tile{128, 128, 2, 8}, Tile{64, 128, 2}};
+constexpr std::array kWholeStreamingTiles = {Tile{64, 128, 2}};
 // 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
 constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
 
@@ -104,6 +109,14 @@ TeamSpec Sm80Forward::with_best_tile(const TeamSpec& without_tile, const Forward
                                      const DeviceTraits& device) {
   TeamSpec spec = without_tile;
   const bool is_turing = spec.instructions == Instructions::sm75;
+  if (rounds_exponentials(spec.rounding)) {
+    // A split would not know the maxima of those before it.
+    const bool is_few = has_few_rows(f);
+    spec =
+        best_tile(spec, is_few ? std::span<const Tile>(kWholeStreamingTiles) : kWholeTiles, device);
+    spec.heads_per_tile = packed_heads(f, spec.tile_q);
+    return spec;
+  }
   if (has_few_rows(f)) {
     spec.heads_per_tile = packed_heads(f, kFewRows);
     spec.is_split = !has_packed_tiles(f) && f.seqlen_kv > kFewestKeysPerSplit;
@@ -154,6 +167,10 @@ std::vector<TeamSpec> Sm80Forward::with_other_tiles(const TeamSpec& chosen, cons
     add_tiles({&kSlimTuringTile, 1}, chosen.is_split);
     add_tiles(kTuringStreamingTiles, chosen.is_split);
     if (!chosen.is_split) add_tiles(kTuringTiles, false);
+    return specs;
+  }
+  if (rounds_exponentials(chosen.rounding)) {
+    add_tiles(kWholeTiles, false);
     return specs;
   }
   add_tiles(kStreamingTiles, chosen.is_split);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/forward/quantized_recipe.hpp"
@@ -20,6 +21,7 @@ TeamSpec without_tile(const ForwardProblem& f) {
   TeamSpec spec{common_spec(f)};
   spec.multiplies_codes = true;
   spec.sums_codes = sums_codes(f.problem.quant);
+  spec.rounding = rounding_of(f.problem.quant);
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk) / 2);
   if (spec.sums_codes) spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
   spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // codes are padded in memory
@@ -57,7 +59,7 @@ BshdParam pairs_of_codes(const std::int8_t* codes, const TeamSpec& spec, std::in
 
 std::optional<Refusal> Sm80ForwardQuantized::refuses(const ForwardProblem& f,
                                                      const DeviceTraits& device) {
-  if (auto refusal = refuses_recipe(f.problem.quant)) return refusal;
+  if (auto refusal = refuses_recipe_of_team(f.problem.quant)) return refusal;
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
   if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = Sm80Forward::refuses(without_recipe(f), device)) return refusal;
@@ -96,6 +98,7 @@ Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const
   launch.quantize = quantize_kv_launch(quantize_kv_spec(spec), f, given,
                                        static_cast<std::byte*>(workspace) + codes_at(spec, f));
   launch.quantize.overlaps = plan.device.compute_capability() >= kFirstThatOverlaps;
+  launch.quantize.take_scales(args);
   const QuantizeKvParams& codes = launch.quantize.params;
   launch.params.rounded = {.q = given.q,
                            .k = given.k,
@@ -103,7 +106,8 @@ Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const
                            .rows = codes.q.beside,
                            .keys = codes.k.beside,
                            .value_codes = codes.v.codes,
-                           .values = codes.v.beside};
+                           .values = codes.v.beside,
+                           .log2_p_max = std::log2(f.problem.quant.p_max)};
   ForwardParams& p = launch.params.common = given;
   const bool is_packed = spec.is_varlen;
   p.q = pairs_of_codes(codes.q.codes, spec, p.num_heads_q, is_packed ? p.total_q : p.seqlen_q);

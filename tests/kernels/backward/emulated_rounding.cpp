@@ -59,7 +59,7 @@ void run_rounding(const cuda::RoundedCall& call, const AttentionForward& args, s
     if (tensor.size > 0) emulation.device.register_buffer(tensor.name, tensor.begin, tensor.size);
   }
   emulation.device.register_buffer("workspace", workspace, bytes);
-  emulation.launch({.x = launch.num_heads()}, cuda::kQuantizeThreads, cuda::kMeanSharedBytes,
+  emulation.launch({.x = launch.num_looking_ctas()}, cuda::kQuantizeThreads, cuda::kMeanSharedBytes,
                    [&] { found->mean(launch.params); });
   emulation.is_dependent = launch.overlaps;
   emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads,

@@ -43,8 +43,6 @@ _MAX_MERGED = 32  # states that one call of `merge_states` takes on a GPU
 
 
 def _check(function: str, q: Any, num_splits: int, attention_chunk: int) -> None:
-    if "float8" in str(q.dtype):
-        raise Unsupported(f"{function}: q is {q.dtype}; expected f32, f16 or bf16: q.to(torch.bfloat16), scales multiplied in")
     if num_splits > _MAX_SPLITS:
         raise InvalidCall(f"{function}: num_splits is {num_splits}; num_splits > {_MAX_SPLITS} is not supported")
     if attention_chunk < 0:
@@ -65,6 +63,50 @@ def _features(
     if attention_chunk:  # fovea.chunked as a text, which compiled graphs take
         features["mask_mod"] = f"(q_idx + seqlen_kv - seqlen_q) // {attention_chunk} == kv_idx // {attention_chunk}"
     return features
+
+
+def _refuse_codes(function: str, q: Any) -> None:
+    if "float8" in str(q.dtype):
+        raise Unsupported(f"{function}: q is {q.dtype}; expected f32, f16 or bf16: q.to(torch.bfloat16), scales multiplied in")
+
+
+def _numbers_of_codes(
+    function: str, q: Any, k: Any, v: Any, qv: Any, descales: tuple[Any, Any, Any], cu_seqlens: tuple[Any, Any] | None = None,
+) -> tuple[Any, Any, Any, dict[str, Any]]:  # fmt: skip
+    """q, k and v in float8 as the numbers of bf16 that they stand for, and the recipe whose codes of those they are again.
+
+    Bf16 keeps eight bits of a number, a code has four: divided by its scale and rounded, each is the code that it was. Of other
+    dtypes nothing is done, and descales have no effect, as there.
+    """
+    if "float8" not in str(q.dtype):
+        return q, k, v, {}
+    if q.dtype != torch.float8_e4m3fn or not q.dtype == k.dtype == v.dtype:
+        raise Unsupported(f"{function}: q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; expected one dtype, of float8 torch.float8_e4m3fn")
+    if qv is not None:
+        raise Unsupported(f"{function}: qv beside q in float8; expected f16 or bf16")
+    cu_q, cu_k = (None, None) if cu_seqlens is None else cu_seqlens
+    batch = q.shape[0] if cu_q is None else len(cu_q) - 1
+    shape = (batch, k.shape[-2])
+    scales, numbers = [], []
+    for name, codes, descale, cu in zip(("q", "k", "v"), (q, k, v), descales, (cu_q, cu_k, cu_k)):
+        scale = torch.ones(shape, dtype=torch.float32, device=q.device) if descale is None else descale
+        if tuple(scale.shape) != shape or scale.dtype != torch.float32:
+            raise InvalidCall(f"{function}: {name}_descale is {scale.dtype} {tuple(scale.shape)}; expected f32 {shape}, of each sequence and kv head")
+        of_heads = scale.repeat_interleave(codes.shape[-2] // shape[1], 1)
+        if cu is None:
+            of_rows = of_heads[:, None]
+        else:  # rows of no sequence have the scale of the last one: they are nobody's
+            rows = torch.arange(codes.shape[0], device=cu.device, dtype=cu.dtype)
+            of_rows = of_heads[torch.bucketize(rows, cu[1:], right=True).clamp_(max=max(batch - 1, 0))] if batch else of_heads.new_ones(())
+        numbers.append((codes.float() * (of_rows[..., None] if of_rows.dim() else of_rows)).to(torch.bfloat16))
+        scales.append(scale)
+    return *numbers, {"quant": "fp8_static", "q_scale": scales[0], "k_scale": scales[1], "v_scale": scales[2]}
+
+
+def _of_parts(rounding: dict[str, Any], seqused_q: Any, seqused_k: Any) -> dict[str, Any]:
+    """The same for the sequences that `offsets_in_use` makes of each."""
+    count = 1 + (seqused_q is not None) + (seqused_k is not None)
+    return {name: value if name == "quant" else value.repeat_interleave(count, 0) for name, value in rounding.items()}
 
 
 def _latent(function: str, q: Any, k: Any, v: Any, qv: Any) -> tuple[Any, Any]:
@@ -91,10 +133,12 @@ def flash_attn_func(
 ) -> Any:  # fmt: skip
     """Attention of q [batch, seqlen_q, heads, dim] over k, v [batch, seqlen_k, heads_k, dim]; causal is bottom right.
 
+    In float8_e4m3fn q, k and v are numbers times their descales, f32 [batch, heads_k], 1 where there are none; out is bf16.
     ``python -m fovea.compat list flash_attn_3`` has the arguments. Returns out; with `return_attn_probs` (out, lse).
     """
     _check("flash_attn_func", q, num_splits, attention_chunk)
-    features = _features(q, v, qv, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin)
+    q, k, v, rounding = _numbers_of_codes("flash_attn_func", q, k, v, qv, (q_descale, k_descale, v_descale))
+    features = _features(q, v, qv, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin) | rounding
     q, k = _latent("flash_attn_func", q, k, v, qv)
     return attention(q, k, v, deterministic=deterministic, return_lse=return_attn_probs, **features)
 
@@ -113,7 +157,7 @@ def flash_attn_qkvpacked_func(
         num_heads_k = (qkv.shape[2] - num_heads_q) // 2
         q, k, v = qkv.split([num_heads_q, num_heads_k, num_heads_k], 2)
     return flash_attn_func(
-        q, k, v, softmax_scale, causal, window_size=window_size, attention_chunk=attention_chunk, softcap=softcap,
+        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size=window_size, attention_chunk=attention_chunk, softcap=softcap,
         deterministic=deterministic, sm_margin=sm_margin, return_attn_probs=return_attn_probs,
     )  # fmt: skip
 
@@ -132,10 +176,13 @@ def flash_attn_varlen_func(
     """
     function = "flash_attn_varlen_func"
     _check(function, q, num_splits, attention_chunk)
-    features = _features(q, v, qv, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin)
+    descales = (q_descale, k_descale, v_descale)
+    q, k, v, rounding = _numbers_of_codes(function, q, k, v, qv, descales, (cu_seqlens_q, cu_seqlens_k))
+    features = _features(q, v, qv, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin) | rounding
     q, k = _latent(function, q, k, v, qv)
     if seqused_q is not None or seqused_k is not None:
         cu_seqlens_q, cu_seqlens_k = offsets_in_use(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+        features |= _of_parts(rounding, seqused_q, seqused_k)
     cu_seqlens = (cu_seqlens_q, cu_seqlens_k)
     return attention(q, k, v, cu_seqlens=cu_seqlens, deterministic=deterministic, return_lse=return_attn_probs, **features)
 
@@ -160,6 +207,7 @@ def flash_attn_with_kvcache(
     """
     function = "flash_attn_with_kvcache"
     _check(function, q, num_splits, attention_chunk)
+    _refuse_codes(function, q)
     check_append(function, k, v, cache_seqlens, rotary_cos, rotary_sin)
     if cu_seqlens_q is not None and max_seqlen_q is None:
         raise InvalidCall(f"{function}: cu_seqlens_q without max_seqlen_q; max_seqlen_q must be provided beside it")

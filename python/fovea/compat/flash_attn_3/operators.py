@@ -106,6 +106,7 @@ def _without_cache(
         return made
     queries, keys = _Rows(q, offsets[0]), _Rows(k, offsets[1])
     in_use = offsets_in_use(queries.cu_seqlens, keys.cu_seqlens, *seqused)
+    features |= _of_parts({name: features[name] for name in ("q_scale", "k_scale", "v_scale") if name in features}, *seqused)
     made_out, lse = attention(queries.pack(q), keys.pack(k), keys.pack(v), cu_seqlens=in_use, return_lse=True, **features)
     return queries.unpack(made_out), queries.unpack_lse(lse)
 
@@ -143,7 +144,9 @@ def _fwd(
             }  # fmt: skip
             made, lse = _over_cache(q, k, v, cu_seqlens_q, max_seqlen_q, seqused_q, options)
         else:
-            features = _features(q, v, q_v, softmax_scale, is_causal, window_size, attention_chunk, softcap, sm_margin)
+            offsets = None if cu_seqlens_q is None and cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
+            q, k, v, rounding = _numbers_of_codes("fwd", q, k, v, q_v, (q_descale, k_descale, v_descale), offsets)
+            features = _features(q, v, q_v, softmax_scale, is_causal, window_size, attention_chunk, softcap, sm_margin) | rounding
             q, k = _latent("fwd", q, k, v, q_v)
             made, lse = _without_cache(q, k, v, (cu_seqlens_q, cu_seqlens_k), (seqused_q, seqused_k), out, features)
         if out is not None and made is not out:

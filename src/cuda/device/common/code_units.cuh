@@ -9,6 +9,7 @@
 #include "common/float_constants.cuh"
 #include "common/online_softmax.cuh"
 #include "ptx/math.cuh"
+#include "shared/element.h"
 
 namespace fovea::cuda {
 
@@ -20,6 +21,9 @@ FOVEA_DEVICE float code_unit(float row_scale, float key_scale) {
   const float unit = ptx::max_ftz(row_scale * ptx::abs_ftz(key_scale), kLeast);
   return ptx::bit_cast<float>((ptx::bit_cast<std::uint32_t>(unit) + 4U) & ~7U);
 }
+
+/// What a sum of products of codes starts at, so that it is a float: products of e4m3 are floats as they stand.
+constexpr float sum_origin(Codes codes) { return codes == Codes::int8 ? kIntegerOrigin : 0.0F; }
 
 /// The nearest; -inf stays.
 FOVEA_DEVICE float whole_octave(float x) { return ptx::add_rn(x, kIntegerOrigin) - kIntegerOrigin; }

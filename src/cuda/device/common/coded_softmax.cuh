@@ -1,5 +1,5 @@
 // The softmax whose probabilities are codes of e4m3, made without an exponential: of sm90/attention_forward and
-// sm80/attention_quantized where they sum codes. common/optimistic_softmax.cuh is the other one of Hopper, and has the
+// sm80/attention_quantized where they sum codes. Last comes what is different where codes are exponentials, rounded. common/optimistic_softmax.cuh is the other one of Hopper, and has the
 // same functions.
 //
 //   code = round(8 (x + 7)),  x = log2 p + headroom         the bits of e4m3, of x rounded to an eighth of an octave
@@ -30,6 +30,11 @@
 // and optimistic_softmax.cuh say what becomes of such rows. Here the reference of one is its maximum, whose code is 1,
 // and all below it has code 0.
 //
+// Exponentials, rounded (rounds_exponentials): code = e4m3(2^x), x = log2 p + log2 of the greatest code of a p, which is
+// the headroom. A row's reference is that far below its greatest score so far, exactly, and moves whenever that grows:
+// a code depends on all keys of its tile, and of those before. The sum is of exponentials before they are rounded, of
+// what each thread has of the row.
+//
 // What is not finite: a NaN would be code 0. Among codes there are such scores where rows or keys are not finite only,
 // and whoever brings them asks for a look (look_for_nan); programs make them anywhere, so every tile of theirs has one.
 #pragma once
@@ -41,22 +46,26 @@
 
 namespace fovea::cuda {
 
-/// What the softmax gets: products of codes, kIntegerOrigin above an integer; logarithms to base 2 less what a row's
-/// keys have in common; or natural scores.
-enum class ScoreKind { codes, logarithms, natural };
+/// What the softmax gets: products of codes, kIntegerOrigin above an integer or, of e4m3, as they are; logarithms to
+/// base 2 less what a row's keys have in common; or natural scores.
+enum class ScoreKind { codes, float_codes, logarithms, natural };
+constexpr bool are_codes(ScoreKind kind) {
+  return kind == ScoreKind::codes || kind == ScoreKind::float_codes;
+}
 
 /// What a row's keys have in common, log2.
 template <ScoreKind kind>
 struct CommonPart {
   float base[2] = {};
 };
-template <>
-struct CommonPart<ScoreKind::codes> {
+template <ScoreKind kind>
+requires(are_codes(kind)) struct CommonPart<kind> {
   static constexpr float base[2] = {};
 };
 
 /// Two rows of a thread's fragments, as OptimisticRows has them. keeps_greatest: every tile is careful.
-template <int columns, int width, bool keeps_greatest, ScoreKind kind = ScoreKind::codes>
+template <int columns, int width, bool keeps_greatest, ScoreKind kind = ScoreKind::codes,
+          bool rounds_exponentials = false>
 struct CodedRows : CommonPart<kind> {
   static constexpr int kScores = columns / 2;
   static constexpr int kSums = width / 2;
@@ -64,8 +73,9 @@ struct CodedRows : CommonPart<kind> {
   using Sums = float[kSums];
   using Probabilities = std::uint32_t[columns / 32][4];
 
-  static constexpr bool kHasWholeSums = true;  // in all lanes of a row
-  static constexpr bool kAreCodes = kind == ScoreKind::codes;
+  static constexpr bool kHasWholeSums = !rounds_exponentials;  // in all lanes of a row
+  static constexpr bool kAreCodes = are_codes(kind);
+  static constexpr float kOrigin = kind == ScoreKind::codes ? kIntegerOrigin : 0.0F;
   static constexpr bool kAreNatural = kind == ScoreKind::natural;
   static constexpr bool kMayBeNan = !kAreCodes;
   static constexpr int kHeadroom = 7;
@@ -75,7 +85,8 @@ struct CodedRows : CommonPart<kind> {
   /// rows above kJump are always asked, and up to it codes are numbers.
   static constexpr float kJump = 8.7F;
   static constexpr std::uint32_t kLeastHigh = 0x7e;
-  static constexpr float kLog2LinearMean = 0x1.d74eeap-5F;
+  /// log2 of what codes are too large by, on average.
+  static constexpr float kLog2Excess = rounds_exponentials ? 0.0F : 0x1.d74eeap-5F;
   static constexpr float kLeastSum = 0.0F;
   static constexpr float kIndicatorFactor = 1.0F;
 
@@ -92,12 +103,13 @@ struct CodedRows : CommonPart<kind> {
   }
   FOVEA_DEVICE_MEMBER void rebase() const {}
 
-  /// Careful: whether any row of the warp got a new reference.
+  /// Careful: whether any row of the warp got a new reference. `headroom`: where exponentials are rounded.
   template <bool is_first>
-  FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float, bool = false) {
+  FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float headroom, bool = false) {
+    const float jump = rounds_exponentials ? headroom : kJump;
     float top[2];
     fragment_maxima(s, top,
-                    [&](int r, float x) { return kAreCodes ? (x - kIntegerOrigin) * unit[r] : x; });
+                    [&](int r, float x) { return kAreCodes ? (x - kOrigin) * unit[r] : x; });
     bool is_raised[2], starts_anew[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -108,14 +120,14 @@ struct CodedRows : CommonPart<kind> {
         top[r] = ptx::fma_rn(top[r], unit[r], -common_part(r));
       }
       // Written so that NaN (-inf minus -inf: a row that has seen no key) raises.
-      is_raised[r] = is_first || !(top[r] - reference[r] <= kJump);
+      is_raised[r] = is_first || !(top[r] - reference[r] <= jump);
       if constexpr (kAreNatural) is_raised[r] = is_raised[r] || starts_anew[r];
     }
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     factor[0] = factor[1] = 1.0F;  // or the compiler keeps those of the step before
     if (is_any) {
-      move<is_first>(0, top[0], is_raised[0]);
-      move<is_first>(1, top[1], is_raised[1]);
+      move<is_first>(0, top[0], headroom, is_raised[0]);
+      move<is_first>(1, top[1], headroom, is_raised[1]);
       if constexpr (kAreNatural) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -152,7 +164,7 @@ struct CodedRows : CommonPart<kind> {
         const float shift = is_empty ? 0.0F : 7.0F - reference[r];
         slope[r] = kAreCodes ? 8.0F * unit[r] : 8.0F;
         // Exact: units have 21 bits, and reference is a whole octave.
-        offset[r] = 8.0F * (kAreCodes ? ptx::fma_rn_ftz(-kIntegerOrigin, unit[r], shift) : shift);
+        offset[r] = 8.0F * (kAreCodes ? ptx::fma_rn_ftz(-kOrigin, unit[r], shift) : shift);
       }
     }
     const auto code = [&](int i) {
@@ -181,6 +193,35 @@ struct CodedRows : CommonPart<kind> {
     return !ptx::vote_any((high & 0x80808080U) != 0 || is_wrong);
   }
 
+  /// P from S, rounded, and its sums. Products of codes come from their origin first: a reference is no whole octave, so
+  /// its sum with that times the unit would lose bits that decide codes.
+  FOVEA_DEVICE_MEMBER void round_exponentials(const Scores& s, Probabilities& p) {
+    static_assert(rounds_exponentials);
+    float slope[2], offset[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      slope[r] = kAreCodes || kAreNatural ? unit[r] : 1.0F;
+      const float of_row = kAreNatural ? reference[r] + common_part(r) : reference[r];
+      offset[r] = reference[r] == -infinity() ? 0.0F : -of_row;
+    }
+    const auto exponential = [&](int i) {
+      const int r = i / 2 % 2;
+      const float x = ptx::ex2_approx_ftz(ptx::fma_rn_ftz(s[i] - kOrigin, slope[r], offset[r]));
+      sum[r] += x;
+      return x;
+    };
+#pragma unroll
+    for (int i = 0; i < kScores; i += 8) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int first = i + 2 * r;
+        const std::uint32_t low = ptx::cvt_e4m3x2(exponential(first), exponential(first + 1));
+        const std::uint32_t high = ptx::cvt_e4m3x2(exponential(first + 4), exponential(first + 5));
+        p[i / 16][i / 8 % 2 * 2 + r] = low | high << 16U;
+      }
+    }
+  }
+
   /// Where scores do not stand there is one way to repair them.
   FOVEA_DEVICE_MEMBER bool must_redo(const float (&)[2]) const { return true; }
   FOVEA_DEVICE_MEMBER void soften(Probabilities&, Sums&, float (&)[2]) const {}
@@ -196,13 +237,13 @@ struct CodedRows : CommonPart<kind> {
   /// log Σ exp(score), less what the row's keys have in common; -inf where the row has seen nothing.
   FOVEA_DEVICE_MEMBER float lse(int r, float total) const {
     if (is_huge_row(r) && total > 0.0F && total < infinity()) return origin(r);
-    return kLn2 * (log2_sum(reference[r], total) - kLog2LinearMean);
+    return kLn2 * (log2_sum(reference[r], total) - kLog2Excess);
   }
 
   /// What a sum of row r is relative to, natural and likewise less. Codes of huge rows are exact.
   FOVEA_DEVICE_MEMBER float origin(int r) const {
     if (is_huge_row(r)) return reference[r] * (1.0F / kHugeUnit);
-    return kLn2 * (reference[r] - kLog2LinearMean);
+    return kLn2 * (reference[r] - kLog2Excess);
   }
 
  private:
@@ -229,9 +270,10 @@ struct CodedRows : CommonPart<kind> {
   }
 
   template <bool is_first>
-  FOVEA_DEVICE_MEMBER void move(int r, float top, bool is_raised) {
+  FOVEA_DEVICE_MEMBER void move(int r, float top, float headroom, bool is_raised) {
     const bool leaves_room = kAreCodes && is_first && !(top > kFarthestFirst);
     float next = whole_octave(top) - static_cast<float>(leaves_room ? kFirstHeadroom : kHeadroom);
+    if constexpr (rounds_exponentials) next = top - headroom;
     if (is_huge_row(r)) next = top;
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
     if (!is_raised || next == -infinity()) factor[r] = 1.0F;

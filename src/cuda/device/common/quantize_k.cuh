@@ -14,6 +14,8 @@
 //
 // so that the greatest magnitude of a group is a warp's, and another warp's four further on.
 //
+// Rounding::lanes takes the mean of all keys, by the same kernel; Rounding::given subtracts nothing, and codes are e4m3.
+//
 // Bound: memory, 3 bytes an element.
 #pragma once
 
@@ -48,13 +50,16 @@ struct QuantizeK {
   const int lane = ptx::lane_idx();
   const int channel = lane % kLanes * 8;  // the first of this thread's
 
+  static constexpr bool kIsGiven = spec.rounding == Rounding::given;
+  static constexpr Codes kCodes = qk_codes(spec.rounding);
+  static_assert(!spec.writes_numbers || spec.rounding == Rounding::rows, "numbers of int8");
+
   using Tiles = HeadTiles<spec.is_packed>;
 
   /// Of a kernel before the one that rounds, with a CTA for each sequence and head.
-  FOVEA_DEVICE_MEMBER void run_mean() const {
-    ptx::griddepcontrol_launch_dependents();  // they wait for the mean
-    const std::int32_t sequence = ptx::block_idx().x / p.num_heads_kv;
-    write_mean(sequence, ptx::block_idx().x - sequence * p.num_heads_kv);
+  FOVEA_DEVICE_MEMBER void run_mean(std::int32_t number) const {
+    const std::int32_t sequence = number / p.num_heads_kv;
+    write_mean(sequence, number - sequence * p.num_heads_kv);
   }
 
   /// The tile of this number, among those of all sequences and heads.
@@ -103,6 +108,11 @@ struct QuantizeK {
   /// Of this thread's channels, once the kernel before has written it.
   FOVEA_DEVICE_MEMBER void read_mean(std::int32_t sequence, std::int32_t kv_head,
                                      EightNumbers& mean) const {
+    if constexpr (kIsGiven) {
+#pragma unroll
+      for (int d = 0; d < 8; ++d) mean[d] = 0.0F;
+      return;
+    }
     ptx::griddepcontrol_wait();
     const float* const from = mean_at(sequence, kv_head) + channel;
 #pragma unroll
@@ -116,25 +126,20 @@ struct QuantizeK {
  private:
   FOVEA_DEVICE_MEMBER Tiles keys() const { return tiles_of<spec.is_packed>(p); }
 
-  // ---- the mean of a sample of keys ----
+  // ---- the mean of keys: of a sample, or of all ----
 
-  /// Threads that hold the same channels take different keys of the sample.
+  static constexpr int kAtOnce = kWarps * kRows;
+
+  /// Threads that hold the same channels take different keys.
   FOVEA_DEVICE_MEMBER void write_mean(std::int32_t sequence, std::int32_t head) const {
-    constexpr int kAtOnce = kWarps * kRows;
     const HeadRows rows = keys().rows(sequence, head);
-    const int num_sampled = rows.count < kSampledKeys ? rows.count : kSampledKeys;
     double sum[8] = {};
-#pragma unroll
-    for (int first = 0; first < kSampledKeys; first += kAtOnce) {
-      const int i = first + warp * kRows + lane / kLanes;
-      const std::int64_t key =
-          rows.count <= kSampledKeys ? i : std::int64_t{i} * rows.count / kSampledKeys;
-      const ptx::U32x4 chunk = i < num_sampled ? load(rows, key) : ptx::U32x4{};
-      const bool counts = !is_mine(unrounded_rows(chunk));
-      EightNumbers x;
-      unpack<spec.element>(chunk, x);
-#pragma unroll
-      for (int d = 0; d < 8; ++d) sum[d] += counts ? static_cast<double>(x[d]) : 0.0;
+    int num_summed = rows.count;
+    if constexpr (spec.rounding == Rounding::rows) {
+      num_summed = rows.count < kSampledKeys ? rows.count : kSampledKeys;
+      add_sample(rows, num_summed, sum);
+    } else {
+      add_all(rows, sum);
     }
 #pragma unroll
     for (int d = 0; d < 8; ++d)
@@ -144,9 +149,54 @@ struct QuantizeK {
     double all = 0;
 #pragma unroll 1
     for (int part = 0; part < kAtOnce; ++part) all += ptx::ld_shared<double>(sum_at(part, thread));
-    const float exact = num_sampled == 0 ? 0.0F : static_cast<float>(all / num_sampled);
+    const float exact = num_summed == 0 ? 0.0F : static_cast<float>(all / num_summed);
     ptx::st_global(mean_at(sequence, head) + thread,
                    low_of<spec.element>(pair_of<spec.element>(exact, 0.0F)));
+  }
+
+  FOVEA_DEVICE_MEMBER void add_sample(const HeadRows& rows, int num_sampled,
+                                      double (&sum)[8]) const {
+#pragma unroll
+    for (int first = 0; first < kSampledKeys; first += kAtOnce) {
+      const int i = first + warp * kRows + lane / kLanes;
+      const std::int64_t key =
+          rows.count <= kSampledKeys ? i : std::int64_t{i} * rows.count / kSampledKeys;
+      EightNumbers x;
+      finite_row(i < num_sampled ? load(rows, key) : ptx::U32x4{}, x);
+#pragma unroll
+      for (int d = 0; d < 8; ++d) sum[d] += static_cast<double>(x[d]);
+    }
+  }
+
+  /// Sums of eight keys are taken in f32, which holds all bits of eight elements of like exponents: GPUs without tensor
+  /// cores of f64 have few units that add those.
+  FOVEA_DEVICE_MEMBER void add_all(const HeadRows& rows, double (&sum)[8]) const {
+    constexpr int kInF32 = 8;
+#pragma unroll 1
+    for (int first = 0; first < rows.count; first += kInF32 * kAtOnce) {
+      ptx::U32x4 chunk[kInF32];
+#pragma unroll
+      for (int i = 0; i < kInF32; ++i)
+        chunk[i] = load(rows, std::int64_t{first} + i * kAtOnce + warp * kRows + lane / kLanes);
+      EightNumbers of_few{};
+#pragma unroll
+      for (int i = 0; i < kInF32; ++i) {
+        EightNumbers x;
+        finite_row(chunk[i], x);
+#pragma unroll
+        for (int d = 0; d < 8; ++d) of_few[d] += x[d];
+      }
+#pragma unroll
+      for (int d = 0; d < 8; ++d) sum[d] += static_cast<double>(of_few[d]);
+    }
+  }
+
+  /// Zeros in the place of a row that is not finite. All lanes of the row come here.
+  FOVEA_DEVICE_MEMBER void finite_row(const ptx::U32x4& chunk, EightNumbers& x) const {
+    const bool counts = !is_mine(unrounded_rows(chunk));
+    unpack<spec.element>(chunk, x);
+#pragma unroll
+    for (int d = 0; d < 8; ++d) x[d] = counts ? x[d] : 0.0F;
   }
 
   FOVEA_DEVICE_MEMBER ptx::SharedAddress sum_at(int part, int of_channel) const {
@@ -180,7 +230,7 @@ struct QuantizeK {
       smooth(rows, tile, step, chunks[step], is_mine(of_step), mean, x);
       greatest = ptx::max_ftz(greatest, greatest_of(x));
     }
-    const QuantizedKeys group = of_group(greatest, unrounded);
+    const QuantizedKeys group = of_group(tile, greatest, unrounded);
     const float reciprocal = ptx::div_rn(1.0F, ptx::abs(group.scale));
     auto* const to = rounded() + (tile.row + tile.begin) * kHeadDim + channel;
 #pragma unroll
@@ -190,7 +240,7 @@ struct QuantizeK {
       EightNumbers x;
       smooth(rows, tile, step, chunks[step], !is_rounded, mean, x);
       if (tile.begin + of_tile < rows.count) {
-        const ptx::U32x2 codes = codes_of(x, reciprocal);
+        const ptx::U32x2 codes = codes_of<kCodes>(x, reciprocal);
         if constexpr (spec.writes_numbers) {
           const auto numbers = elements_of_codes<spec.element>(codes, ptx::abs(group.scale), mean);
           ptx::st_global(reinterpret_cast<ptx::U32x4*>(to + of_tile * kHeadDim),
@@ -231,7 +281,8 @@ struct QuantizeK {
   }
 
   /// Of the keys that share a scale, which two warps hold.
-  FOVEA_DEVICE_MEMBER QuantizedKeys of_group(float greatest, std::uint32_t unrounded) const {
+  FOVEA_DEVICE_MEMBER QuantizedKeys of_group(const HeadTile& tile, float greatest,
+                                             std::uint32_t unrounded) const {
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2)
       greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, apart));
@@ -240,7 +291,8 @@ struct QuantizeK {
     ptx::sync_threads();
     const auto other = ptx::ld_shared<QuantizedKeys>(at(warp ^ 4));
     const std::uint32_t all = unrounded | other.unrounded;
-    const float scale = scale_of_codes(ptx::max_ftz(greatest, other.scale));
+    float scale = scale_of_codes(ptx::max_ftz(greatest, other.scale));
+    if constexpr (kIsGiven) scale = given_scale(p.scales, tile.sequence, tile.head);
     return {all != 0 ? -scale : scale, all};
   }
 };

@@ -3,6 +3,9 @@
 //
 //   code = rint(q / scale),  scale = greatest |q| of the row / 127
 //
+// Rounding::lanes: of rows n and n + 8 of every 16, which a lane of mma's accumulators holds. Rounding::given: codes are
+// e4m3, by the scale of the sequence and kv head.
+//
 // A CTA takes 128 rows of one head. They lie in its lanes as keys do, so that a row is some neighbours'. Nothing is
 // subtracted; beside the codes of a row is q · μ, which its scores lack. Numbers lack nothing.
 #pragma once
@@ -37,10 +40,22 @@ struct QuantizeQ {
             p.seqlen_q, p.num_heads_q,  p.num_tiles};
   }
 
+  /// Rows that share a scale are neighbours' in a warp.
+  FOVEA_DEVICE_MEMBER int row_of(int step) const {
+    if constexpr (spec.rounding != Rounding::lanes) return keys.row_of(step);
+    const int row = step * Keys::kRows + keys.lane / Keys::kLanes;
+    return row / 2 * 16 + row % 2 * 8 + keys.warp;
+  }
+
   FOVEA_DEVICE_MEMBER void round(const HeadTile& tile) const {
+    static_assert(Keys::kWarps == 8, "a warp for each of eight neighbouring rows");
     const HeadRows rows = queries().rows(tile.sequence, tile.head);
     typename Keys::Chunks chunks;
-    keys.load_tile(rows, tile.begin, chunks);
+#pragma unroll
+    for (int step = 0; step < Keys::kSteps; ++step)
+      chunks[step] = keys.load(rows, std::int64_t{tile.begin} + row_of(step));
+    float given = 0.0F;
+    if constexpr (Keys::kIsGiven) given = given_scale(p.scales, tile.sequence, tile.head / p.group);
     EightNumbers mean{};
     if constexpr (!spec.writes_numbers) keys.read_mean(tile.sequence, tile.head / p.group, mean);
 #pragma unroll
@@ -48,9 +63,10 @@ struct QuantizeQ {
       const bool is_rounded = !keys.is_mine(Keys::unrounded_rows(chunks[step]));
       EightNumbers x;
       unpack<spec.element>(is_rounded ? chunks[step] : ptx::U32x4{}, x);
-      const QuantizedRow beside = beside_of(x, mean);
-      const ptx::U32x2 codes = codes_of(x, ptx::div_rn(1.0F, beside.scale));
-      const std::int32_t row = tile.begin + keys.row_of(step);
+      QuantizedRow beside = beside_of(x, mean);
+      if constexpr (Keys::kIsGiven) beside.scale = given;
+      const ptx::U32x2 codes = codes_of<Keys::kCodes>(x, ptx::div_rn(1.0F, beside.scale));
+      const std::int32_t row = tile.begin + row_of(step);
       if (row >= rows.count) continue;
       if constexpr (spec.writes_numbers) {
         const auto numbers = elements_of_codes<spec.element>(codes, beside.scale, mean);
@@ -61,7 +77,7 @@ struct QuantizeQ {
     }
   }
 
-  /// Of the row whose channels this lane and its neighbours hold.
+  /// Of the row whose channels this lane and its neighbours hold; its scale is that of its group.
   FOVEA_DEVICE QuantizedRow beside_of(const EightNumbers& x, const EightNumbers& mean) {
     float of_mean = 0;
 #pragma unroll
@@ -72,6 +88,8 @@ struct QuantizeQ {
       of_mean += ptx::shfl_bfly(of_mean, apart);
       greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, apart));
     }
+    if constexpr (spec.rounding == Rounding::lanes)
+      greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, Keys::kLanes));
     return {scale_of_codes(greatest), of_mean};
   }
 

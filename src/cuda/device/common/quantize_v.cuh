@@ -2,6 +2,9 @@
 //
 //   code = e4m3(v / scale),  scale = greatest |v| of a tile of 128 keys / 448      Zhang et al. 2024 (SageAttention2)
 //
+// Rounding::lanes: of a channel of all keys of the sequence, whose scales a kernel of a CTA for each sequence and head
+// writes before, as it does the mean of K. Rounding::given: the scale of the call, written beside each tile.
+//
 // A CTA takes a tile of one head. A thread holds 4 keys x 8 channels, whose codes are 8 words of the transposed tile:
 // those keys are neighbours there (shared/quantize_v.h). The tile is put together in shared memory, for 4 bytes a row
 // are no access to memory, and goes out by rows of 128. Numbers in the place of codes go out as rows came in.
@@ -44,6 +47,39 @@ struct QuantizeV {
   const int octet = thread % kOctets;
 
   using Block = ptx::U32x4[kKeys];  // four keys of eight channels
+  static constexpr bool kHasChannelScales = has_channel_scales(spec);
+
+  /// Of a kernel before the one that rounds: greatest magnitudes of all keys of a sequence and head.
+  FOVEA_DEVICE_MEMBER void run_scales_of(std::int32_t number) const {
+    const std::int32_t sequence = number / p.num_heads_kv,
+                       head = number - sequence * p.num_heads_kv;
+    const HeadRows rows = tiles_of<spec.is_packed>(p).rows(sequence, head);
+    std::uint32_t greatest[8] = {};
+#pragma unroll 1
+    for (std::int32_t begin = 0; begin < rows.count; begin += kQuantizedTile) {
+      Block blocks[kSteps];
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) load(rows, begin, quad_of(step), blocks[step]);
+#pragma unroll
+      for (const Block& block : blocks)
+#pragma unroll
+        for (int c = 0; c < 8; ++c) greatest[c] = greatest_bits_of_channel(block, c, greatest[c]);
+    }
+    constexpr int kParts = kQuantizeThreads / kOctets;  // of a channel
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
+      ptx::st_shared(part_at(thread / kOctets, 8 * octet + c), greatest[c]);
+    ptx::sync_threads();
+    if (thread >= kHeadDim) return;
+    std::uint32_t all = 0;
+#pragma unroll 1
+    for (int part = 0; part < kParts; ++part) {
+      const auto bits = ptx::ld_shared<std::uint32_t>(part_at(part, thread));
+      all = bits > all ? bits : all;
+    }
+    ptx::st_global(channel_scales(sequence, head) + thread,
+                   scale_of_magnitude(high_of<spec.element>(all)));
+  }
 
   /// The tile of this number, among those of all sequences and heads.
   FOVEA_DEVICE_MEMBER void run(std::int32_t number) const {
@@ -63,6 +99,7 @@ struct QuantizeV {
     Block blocks[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) load(rows, tile.begin, quad_of(step), blocks[step]);
+    if constexpr (spec.rounding != Rounding::rows) return round_by_known(tile, blocks, number);
     std::uint32_t greatest = 0;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) greatest = greatest_bits(blocks[step], greatest);
@@ -74,11 +111,44 @@ struct QuantizeV {
         write_numbers(tile, rows.count, quad_of(step), blocks[step], {scale, reciprocal});
     } else {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) put(blocks[step], reciprocal, quad_of(step));
+      for (int step = 0; step < kSteps; ++step)
+        put(
+            blocks[step], [&](int) { return reciprocal; }, quad_of(step));
       ptx::sync_threads();
       write(number);
       if (thread == 0) ptx::st_global(const_cast<float*>(p.beside.scales) + number, scale);
     }
+  }
+
+  /// By scales that are there before.
+  FOVEA_DEVICE_MEMBER void round_by_known(const HeadTile& tile, const Block (&blocks)[kSteps],
+                                          std::int32_t number) const {
+    EightNumbers reciprocals;
+    if constexpr (kHasChannelScales) {
+      ptx::griddepcontrol_wait();
+      const float* const scales = channel_scales(tile.sequence, tile.head) + 8 * octet;
+#pragma unroll
+      for (int c = 0; c < 8; ++c) reciprocals[c] = ptx::div_rn(1.0F, ptx::ld_global(scales + c));
+    } else {
+      const float scale = given_scale(p.scales, tile.sequence, tile.head);
+#pragma unroll
+      for (int c = 0; c < 8; ++c) reciprocals[c] = ptx::div_rn(1.0F, scale);
+      if (thread == 0) ptx::st_global(const_cast<float*>(p.beside.scales) + number, scale);
+    }
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+      put(
+          blocks[step], [&](int c) { return reciprocals[c]; }, quad_of(step));
+    ptx::sync_threads();
+    write(number);
+  }
+
+  FOVEA_DEVICE_MEMBER float* channel_scales(std::int32_t sequence, std::int32_t head) const {
+    return const_cast<float*>(p.beside.scales) +
+           (std::int64_t{sequence} * p.num_heads_kv + head) * kHeadDim;
+  }
+  FOVEA_DEVICE_MEMBER ptx::SharedAddress part_at(int part, int of_channel) const {
+    return smem + 4 * (part * kHeadDim + of_channel);
   }
 
   FOVEA_DEVICE_MEMBER void load(const HeadRows& rows, std::int32_t begin, int quad,
@@ -103,18 +173,30 @@ struct QuantizeV {
       const bool is_finite = !has_nonfinite<spec.element>(chunk);
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
-        const std::uint32_t pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-        std::uint32_t bits = (c % 2 == 0 ? pairs[c / 2] << 16U : pairs[c / 2]) & 0x7fff0000U;
+        std::uint32_t bits = magnitude_bits(chunk, c);
         if (!is_finite && bits >= kInfinityBits<spec.element> << 16U) bits = 0;
         greatest = bits > greatest ? bits : greatest;
       }
     }
     return greatest;
   }
+  FOVEA_DEVICE std::uint32_t greatest_bits_of_channel(const Block& block, int c,
+                                                      std::uint32_t greatest) {
+#pragma unroll
+    for (const ptx::U32x4& chunk : block) {
+      std::uint32_t bits = magnitude_bits(chunk, c);
+      if (bits >= kInfinityBits<spec.element> << 16U) bits = 0;
+      greatest = bits > greatest ? bits : greatest;
+    }
+    return greatest;
+  }
+  FOVEA_DEVICE std::uint32_t magnitude_bits(const ptx::U32x4& chunk, int c) {
+    const std::uint32_t pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    return (c % 2 == 0 ? pairs[c / 2] << 16U : pairs[c / 2]) & 0x7fff0000U;
+  }
 
   /// Of the tile.
   FOVEA_DEVICE_MEMBER float scale_of(float greatest) const {
-    constexpr float kLeast = 0x1p-126F;  // its reciprocal is finite: zeros are no case of their own
     const ptx::SharedAddress of_warps = smem + kHeadDim * kQuantizedTile;
     greatest = warp_max(greatest);
     if (ptx::lane_idx() == 0) ptx::st_shared(of_warps + 4 * warp, greatest);
@@ -122,6 +204,10 @@ struct QuantizeV {
 #pragma unroll
     for (int i = 0; i < kWarps; ++i)
       greatest = ptx::max_ftz(greatest, ptx::ld_shared<float>(of_warps + 4 * i));
+    return scale_of_magnitude(greatest);
+  }
+  FOVEA_DEVICE float scale_of_magnitude(float greatest) {
+    constexpr float kLeast = 0x1p-126F;  // its reciprocal is finite: zeros are no case of their own
     const float scale = ptx::div_rn(greatest, 448.0F);
     return scale > kLeast ? scale : kLeast;
   }
@@ -132,13 +218,16 @@ struct QuantizeV {
     return smem + of_channel * kQuantizedTile + 4 * moved;
   }
 
-  FOVEA_DEVICE_MEMBER void put(const Block& block, float reciprocal, int quad) const {
+  /// reciprocal_of(channel of eight).
+  template <class ReciprocalOf>
+  FOVEA_DEVICE_MEMBER void put(const Block& block, const ReciprocalOf& reciprocal_of,
+                               int quad) const {
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       float scaled[kKeys];
 #pragma unroll
       for (int i = 0; i < kKeys; ++i) {
-        const float x = ptx::mul_rn(channel(block[i], c), reciprocal);
+        const float x = ptx::mul_rn(channel(block[i], c), reciprocal_of(c));
         scaled[i] = x - x == 0.0F ? x : x - x;  // infinities are NaN
       }
       const std::uint32_t codes =

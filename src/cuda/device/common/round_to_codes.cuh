@@ -9,6 +9,7 @@
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "shared/element.h"
+#include "shared/quantize_k.h"
 
 namespace fovea::cuda {
 
@@ -39,11 +40,21 @@ FOVEA_DEVICE float scale_of_codes(float greatest) {
   return scale > kLeast ? scale : kLeast;
 }
 
-/// `reciprocal`: of a scale of which all of them are at most 127, so that none is rounded to -128.
+FOVEA_DEVICE float given_scale(const GivenScales& scales, std::int32_t sequence,
+                               std::int32_t kv_head) {
+  return ptx::ld_global(scales.data + sequence * scales.sequence_stride +
+                        kv_head * scales.head_stride);
+}
+
+/// `reciprocal`: of a scale; of int8 one of which all of them are at most 127, so that none is rounded to -128. e4m3
+/// saturates.
+template <Codes codes = Codes::int8>
 FOVEA_DEVICE ptx::U32x2 codes_of(const EightNumbers& x, float reciprocal) {
-  const auto four = [&](int d) {
-    return ptx::cvt_s8x4(ptx::mul_rn(x[d], reciprocal), ptx::mul_rn(x[d + 1], reciprocal),
-                         ptx::mul_rn(x[d + 2], reciprocal), ptx::mul_rn(x[d + 3], reciprocal));
+  const auto four = [&](int d) -> std::uint32_t {
+    const float a = ptx::mul_rn(x[d], reciprocal), b = ptx::mul_rn(x[d + 1], reciprocal);
+    const float c = ptx::mul_rn(x[d + 2], reciprocal), e = ptx::mul_rn(x[d + 3], reciprocal);
+    if constexpr (codes == Codes::e4m3) return ptx::cvt_e4m3x2(a, b) | ptx::cvt_e4m3x2(c, e) << 16U;
+    return ptx::cvt_s8x4(a, b, c, e);
   };
   return {four(0), four(4)};
 }

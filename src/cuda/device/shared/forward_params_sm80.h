@@ -20,6 +20,7 @@ struct RoundedOperands {
   // Where V is rounded too: [batch, num_heads_kv, tiles, head_dim of the codes, kQuantizedTile], packed without batch
   const std::uint8_t* value_codes;
   QuantizedValues values;
+  float log2_p_max;  // of the greatest code of a probability, where exponentials are rounded
 };
 
 struct Sm80QuantizedParams {

@@ -4,6 +4,7 @@
 
 #include "shared/element.h"
 #include "shared/instructions.h"
+#include "shared/rounding.h"
 #include "shared/split.h"
 #include "shared/types.h"
 
@@ -51,6 +52,7 @@ struct TeamSpec : ForwardSpec {
   bool multiplies_codes = false;
   // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
   bool sums_codes = false;
+  Rounding rounding = Rounding::rows;  // where there are codes
   Instructions instructions = Instructions::sm80;
 
   bool operator==(const TeamSpec&) const = default;

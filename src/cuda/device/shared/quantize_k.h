@@ -2,6 +2,8 @@
 //
 //   q_i ≈ scale_i code_i        k_j - μ ≈ scale_g code_j        q_i · k_j ≈ scale_i scale_g (code_i · code_j) + q_i · μ
 //
+// Codes are int8; or e4m3, by scales that the call gives, and μ is 0 (shared/rounding.h).
+//
 // A row of Q has a scale of its own; attention rounds it when it has arrived, or reads its codes (quantize_q.h). K is
 // rounded before, by common/quantize_k.cuh, whose parameters are here: its keys share a scale with those that the same
 // lane of a warp holds in a fragment of scores: of every tile of 128 those of number 2 l or 2 l + 1 modulo 8, l < 4.
@@ -34,8 +36,14 @@ constexpr std::int64_t first_packed_tile(std::int64_t sequence, std::int64_t fir
 /// Where they are, as attention reads them.
 struct QuantizedParams {
   const QuantizedKeys* keys;  // [batch, num_heads_kv, tiles, kScalesOfTile], packed without batch
-  const float* mean;          // [num_sequences, num_heads_kv, head_dim of the codes]
-  std::int32_t num_tiles;     // of a sequence and head; packed: of a head
+  const float* mean;  // [num_sequences, num_heads_kv, head_dim of the codes], where K is smoothed
+  std::int32_t num_tiles;  // of a sequence and head; packed: of a head
+};
+
+/// Of a sequence and kv head, where the call gives them; data is null elsewhere.
+struct GivenScales {
+  const float* data;
+  std::int64_t sequence_stride, head_stride;
 };
 
 /// K or V, as the kernel that rounds takes it.
@@ -49,6 +57,7 @@ struct RowsToRound {
   IndexParam cu_seqlens_kv;  // packed: [num_sequences + 1]
   std::int32_t num_sequences;
   std::int64_t total_kv;  // rows of all of them, of one head
+  GivenScales scales;
 };
 
 struct QuantizeKParams : RowsToRound {

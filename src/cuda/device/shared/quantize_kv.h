@@ -5,6 +5,7 @@
 #include "shared/quantize_k.h"
 #include "shared/quantize_q.h"
 #include "shared/quantize_v.h"
+#include "shared/rounding.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
@@ -18,9 +19,19 @@ struct QuantizeKvSpec {
   bool reads_elements = false;  // rows lie at any alignment, with any strides
   // In the place of codes the numbers that they stand for, as elements, for kernels that multiply those.
   bool writes_numbers = false;
+  Rounding rounding = Rounding::rows;  // else no numbers are written, and Q is rounded
 
   bool operator==(const QuantizeKvSpec&) const = default;
 };
+
+/// A kernel before it takes what codes of a tile need of the whole sequence: the mean of its keys, greatest magnitudes
+/// of its values.
+constexpr bool looks_at_sequences(const QuantizeKvSpec& spec) {
+  return smooths_keys(spec.rounding);
+}
+constexpr bool has_channel_scales(const QuantizeKvSpec& spec) {
+  return spec.rounding == Rounding::lanes && spec.head_dim_v > 0;
+}
 
 struct QuantizeKvParams {
   QuantizeKParams k;

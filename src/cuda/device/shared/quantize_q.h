@@ -2,6 +2,7 @@
 // attention reads of it. What codes are: quantize_k.h.
 #pragma once
 
+#include "shared/quantize_k.h"
 #include "shared/tensor_params.h"
 #include "shared/types.h"
 
@@ -23,6 +24,7 @@ struct QuantizedRows {
 /// Beside QuantizeKParams, which say how rows of either lie.
 struct QuantizeQParams {
   BshdParam q;  // [batch, seqlen_q, num_heads_q, head_dim]
+  GivenScales scales;
   std::int32_t num_heads_q, group, seqlen_q;
   std::int32_t num_tiles;   // of kQuantizedTile rows: of a sequence and head; packed: of a head
   IndexParam cu_seqlens_q;  // packed: [num_sequences + 1]

@@ -2,6 +2,8 @@
 //
 //   v_j ≈ scale_t code_j       e4m3; scale_t = greatest |v| of a tile of 128 keys / 448
 //
+// Or a scale of each channel, of all keys of a sequence; or one that the call gives, which is that of each tile then.
+//
 // Tensor cores want operands of eight bits with their depth side by side, and the depth of P V are keys: V lies
 // transposed, a row of 128 codes for each channel of a tile. Keys are in the order in which a thread's scores become
 // its operand: it holds keys 2 l, 2 l + 1 of every eight, and wants four neighbours of every sixteen.
@@ -25,7 +27,9 @@ inline constexpr std::uint32_t kOneCode = 0x38;
 
 /// Beside the codes, as attention reads them.
 struct QuantizedValues {
-  const float* scales;  // [batch, num_heads_kv, num_tiles], packed without batch
+  // [batch, num_heads_kv, num_tiles], packed without batch; of channels [num_sequences, num_heads_kv, head_dim of the
+  // codes]
+  const float* scales;
 };
 
 struct QuantizeVParams : RowsToRound {

@@ -3,6 +3,8 @@
 //
 //   score = scale_i scale_g (code_i · code_j) + q_i · μ                                     shared/quantize_k.h
 //
+// Of e4m3 the product is a sum of floats in the tensor cores, and μ is 0; all else is the same.
+//
 // Two codes are an element to all but this file: rows of Q and K are copied, and read by ldmatrix, as rows of 16-bit
 // elements are, and mma.m16n8k32 wants 32 codes of a row where mma.m16n8k16 wants 16 elements.
 //
@@ -27,6 +29,7 @@
 #include "shared/forward_spec.h"
 #include "shared/quantize_k.h"
 #include "shared/quantize_q.h"
+#include "shared/rounding.h"
 #include "team/team.cuh"
 
 namespace fovea::cuda::team {
@@ -40,6 +43,7 @@ template <TeamSpec spec>
 struct CodeScores<spec, true> {
   using T = Traits<spec>;
   using Fragments = float[T::kRowBlocks][T::kKeyBlocks][4];
+  static constexpr float kOrigin = sum_origin(qk_codes(spec.rounding));
 
   static_assert(kQuantizedTile % spec.tile_kv == 0, "keys of a tile share scales");
   static_assert(!spec.holds_all_keys && !spec.is_paged, "codes are of keys that a call gives");
@@ -62,7 +66,8 @@ struct CodeScores<spec, true> {
     if constexpr (spec.sums_codes) {
       constexpr int kTileBytes = spec.head_dim_v * kQuantizedTile;
       keep_address(team.smem + T::kAt.value_codes, rounded->value_codes + tile * kTileBytes);
-      keep_address(team.smem + T::kAt.value_scales, rounded->values.scales + tile);
+      keep_address(team.smem + T::kAt.value_scales,
+                   rounded->values.scales + first_scale(team, tile));
     }
   }
 
@@ -143,6 +148,12 @@ struct CodeScores<spec, true> {
     if constexpr (spec.is_varlen) tile += first_packed_tile(sequence.idx, sequence.kv_row);
     return tile;
   }
+  /// Of values: of that tile, or of channels.
+  FOVEA_DEVICE_MEMBER std::int64_t first_scale(const Team<spec>& team, std::int64_t tile) const {
+    if constexpr (!T::kHasChannelScales) return tile;
+    return (std::int64_t{team.work.sequence.idx} * team.p.num_heads_kv + team.work.kv_head) *
+           spec.head_dim_v;
+  }
   FOVEA_DEVICE void keep_address(SharedAddress at, const void* address) {
     ptx::st_shared(at, ptx::bit_cast<std::uint64_t>(address));
   }
@@ -158,7 +169,7 @@ struct CodeScores<spec, true> {
         for (int j = 0; j < T::kKeyBlocks; ++j) {
 #pragma unroll
           for (int e = 2 * half; e < 2 * half + 2; ++e)
-            s[i][j][e] = ptx::fma_rn(s[i][j][e] - kIntegerOrigin, factor, row.of_mean);
+            s[i][j][e] = ptx::fma_rn(s[i][j][e] - kOrigin, factor, row.of_mean);
         }
       }
     }

@@ -14,6 +14,10 @@
 // Dropped codes count in row sums all the same: the product by ones comes before they are dropped. Scores of programs
 // come to the softmax as natural ones.
 //
+// Where codes of P are exponentials, rounded, a warp has 16 rows, and S of 128 keys in 64 registers: their maximum is
+// what the codes are relative to. Row sums are of what is rounded, in f32. Scales of V are of channels, and O is
+// multiplied by them at the end, or one of a sequence and head, which the kernel before writes beside each tile.
+//
 // Every tile takes a maximum: with exponentials gone, the tensor cores wait for no instruction of the softmax. So a
 // reference that must move costs no more than its step, and a row's first leaves no room above: there is none to save.
 #pragma once
@@ -28,6 +32,7 @@
 #include "shared/forward_params_sm80.h"
 #include "shared/forward_spec.h"
 #include "shared/quantize_v.h"
+#include "shared/rounding.h"
 #include "team/code_scores.cuh"
 #include "team/compute.cuh"
 #include "team/load.cuh"
@@ -43,18 +48,24 @@ struct CodedSums {
   using T = Traits<spec>;
   using Fragments = ScoreFragments<spec>;
   static constexpr bool kAreCodes = Scores<spec, Mods>::kAreCodes;  // are scores?
-  using Rows = CodedRows<spec.tile_kv, spec.head_dim_v, spec.wants_row_max,
-                         kAreCodes ? ScoreKind::codes : ScoreKind::natural>;
+  static constexpr bool kRounds = rounds_exponentials(spec.rounding);
+  static constexpr ScoreKind kKind = !kAreCodes ? ScoreKind::natural
+                                     : qk_codes(spec.rounding) == Codes::int8
+                                         ? ScoreKind::codes
+                                         : ScoreKind::float_codes;
+  using Rows = CodedRows<spec.tile_kv, spec.head_dim_v, spec.wants_row_max, kKind, kRounds>;
   static constexpr int kSteps = spec.tile_kv / 32;  // of a product's depth
   static_assert(spec.tile_kv % 32 == 0 && kQuantizedTile % spec.tile_kv == 0,
                 "keys of a tile are whole products, and values of it share a scale");
   static_assert(spec.multiplies_codes, "what rows have in common lies beside their codes");
+  static_assert(!kRounds || (spec.tile_kv == kQuantizedTile && !spec.is_split),
+                "codes depend on all keys of their tile, and of those before");
 
   float out[T::kRowBlocks][T::kColBlocks][4];
   Scores<spec, Mods> scores;
   Rows rows[T::kRowBlocks];
   typename Rows::Probabilities probabilities[T::kRowBlocks];
-  float scale;  // of the tile's values
+  float scale;  // of the tile's values, where they have one
 
   FOVEA_DEVICE_MEMBER void start() {
 #pragma unroll
@@ -70,6 +81,7 @@ struct CodedSums {
 
   /// Before they are multiplied. Indicators are codes of 1, and have no scale.
   FOVEA_DEVICE_MEMBER void look_at_values(const Team<spec>& team, VisitedTile tile, Pass pass) {
+    if constexpr (T::kHasChannelScales) return;
     scale = is_indicator(pass) ? 1.0F : ptx::ld_global(scale_of(team, tile));
   }
 
@@ -94,11 +106,16 @@ struct CodedSums {
         }
       }
       const auto& of_rows = in_one_row(s[i]);
-      if (rows[i].template raise<false>(of_rows, 0.0F)) rows[i].scale(in_one_row(out[i]));
-      float unused[2];
-      rows[i].template exponentiate<true, 0>(of_rows, probabilities[i], unused, 0.0F, 0.0F);
+      const float headroom = kRounds ? scores.codes.rounded->log2_p_max : 0.0F;
+      if (rows[i].template raise<false>(of_rows, headroom)) rows[i].scale(in_one_row(out[i]));
+      if constexpr (kRounds) {
+        rows[i].round_exponentials(of_rows, probabilities[i]);
+      } else {
+        float unused[2];
+        rows[i].template exponentiate<true, 0>(of_rows, probabilities[i], unused, 0.0F, 0.0F);
+      }
     }
-    add_row_sums();
+    if constexpr (!kRounds) add_row_sums();
   }
 
   /// Of the codes, which are in row sums by now. Four of a word: two blocks of keys, two of each.
@@ -139,7 +156,8 @@ struct CodedSums {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
           float& sum = out[i][j + e / 4][e % 4];
-          sum = ptx::fma_rn(of_tile[i][e / 4][e % 4], scale, sum);
+          const float add = of_tile[i][e / 4][e % 4];
+          sum = T::kHasChannelScales ? sum + add : ptx::fma_rn(add, scale, sum);
         }
     }
   }
@@ -150,7 +168,30 @@ struct CodedSums {
   /// scores of the row have in common.
   FOVEA_DEVICE_MEMBER RowState whole_row(int i, int half) const {
     const auto& of = rows[i];
-    return {kAreCodes ? of.reference[half] - Rows::kLog2LinearMean : of.origin(half), of.sum[half]};
+    float sum = of.sum[half];
+    if constexpr (!Rows::kHasWholeSums) {
+      sum += ptx::shfl_bfly(sum, 1);
+      sum += ptx::shfl_bfly(sum, 2);
+    }
+    return {kAreCodes ? of.reference[half] - Rows::kLog2Excess : of.origin(half), sum};
+  }
+
+  /// O, where channels have scales.
+  FOVEA_DEVICE_MEMBER void scale_columns(const Team<spec>& team) {
+    const auto scales =
+        ptx::bit_cast<const float*>(ptx::ld_shared<std::uint64_t>(team.smem + T::kAt.value_scales));
+#pragma unroll
+    for (int j = 0; j < T::kColBlocks; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float of_channel = ptx::ld_global(scales + j * 8 + team.lane % 4 * 2 + e);
+#pragma unroll
+        for (int i = 0; i < T::kRowBlocks; ++i) {
+          out[i][j][e] *= of_channel;
+          out[i][j][e + 2] *= of_channel;
+        }
+      }
+    }
   }
   FOVEA_DEVICE_MEMBER float greatest(int i, int half) const { return rows[i].greatest[half]; }
 

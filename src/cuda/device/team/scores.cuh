@@ -2,6 +2,7 @@
 // gradient, is not known here. Chapter 3 of sm80/attention_forward.cuh; read compute.cuh next.
 #pragma once
 
+#include "common/code_units.cuh"
 #include "common/position.cuh"
 #include "common/score.cuh"
 #include "common/tile_walk.cuh"
@@ -9,6 +10,7 @@
 #include "ptx/mma.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
+#include "shared/rounding.h"
 #include "team/code_scores.cuh"
 #include "team/team.cuh"
 #include "tile/product.cuh"
@@ -58,7 +60,7 @@ struct Scores {
   /// S = Q Kᵀ. Of the tile its first tile_kv rows.
   template <class Tile>
   FOVEA_DEVICE_MEMBER void multiply_keys(const Team<spec>& team, Fragments& s, const Tile& keys) {
-    constexpr float kZero = spec.multiplies_codes ? kIntegerOrigin : 0.0F;
+    constexpr float kZero = spec.multiplies_codes ? sum_origin(qk_codes(spec.rounding)) : 0.0F;
     const SharedAddress k_row = keys.chunk(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
@@ -87,7 +89,9 @@ struct Scores {
   /// One step of depth, of 16 elements; or of 32 codes, whose sum is the bits of a float that has its place for 1.
   FOVEA_DEVICE void multiply(float (&s)[4], const std::uint32_t (&q)[4], std::uint32_t k0,
                              std::uint32_t k1) {
-    if constexpr (spec.multiplies_codes) {
+    if constexpr (spec.multiplies_codes && qk_codes(spec.rounding) == Codes::e4m3) {
+      ptx::mma_m16n8k32_e4m3(s, q, k0, k1);
+    } else if constexpr (spec.multiplies_codes) {
       ptx::mma_m16n8k32_s8(s, q, k0, k1);
     } else {
       multiply_add<spec.element, spec.instructions>(s, q, k0, k1);
@@ -115,7 +119,7 @@ struct Scores {
 
   /// Equal scores where a row sees the key, NaN too: all P are equal then, relative to an origin of 0.
   FOVEA_DEVICE_MEMBER static void shrink(Fragments& s) {
-    constexpr float kZero = kAreCodes ? kIntegerOrigin : 0.0F;
+    constexpr float kZero = kAreCodes ? sum_origin(qk_codes(spec.rounding)) : 0.0F;
 #pragma unroll
     for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll

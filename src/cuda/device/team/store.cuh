@@ -200,6 +200,10 @@ FOVEA_DEVICE void finish(const AtEnd<spec>& end, TileSums& sums, Pass pass) {
   using T = Traits<spec>;
   Factors<spec> factors;
   finish_rows(end, sums, pass, factors);
+  if constexpr (T::kHasChannelScales) {
+    // Indicators have no scale, nor have rows of no sequence.
+    if (pass <= Pass::finite && !end.work.sequence.is_trailing) sums.scale_columns(end.team);
+  }
 #pragma unroll
   for (int i = 0; i < T::kRowBlocks; ++i)
 #pragma unroll

@@ -10,6 +10,7 @@
 #include "ptx/warp.cuh"
 #include "shared/forward_params.h"
 #include "shared/forward_spec.h"
+#include "shared/rounding.h"
 #include "tile/shared_tile.cuh"
 
 namespace fovea::cuda::team {
@@ -32,6 +33,8 @@ struct Traits {
   static constexpr int kPvSteps = spec.tile_kv / kElement.k_step;
   /// Else Q is read again for every tile: with two blocks of rows there are no registers for it.
   static constexpr bool kKeepsQueries = spec.keeps_queries;
+  /// Of V as codes; else its tiles have scales.
+  static constexpr bool kHasChannelScales = spec.sums_codes && spec.rounding == Rounding::lanes;
   /// Beside Philox, and where packed rows begin anywhere, the walk has no registers for what only a second pass would
   /// need: where the sequence's queries begin.
   static constexpr bool kForgetsQueries = spec.is_varlen || spec.has_dropout;
