@@ -166,6 +166,55 @@ INSTANTIATE_TEST_SUITE_P(All, Sm80QuantizedSpecs,
                                                       .has_dropout = true}}),
                          [](const auto& each) { return std::string(each.param.shape.name); });
 
+class RoundedExponentialsSpecs : public ::testing::TestWithParam<Sm80Shape> {};
+
+/// Codes of P that are exponentials, rounded: S of 128 keys lies in registers.
+TEST_P(RoundedExponentialsSpecs, SpillNothingInLoops) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const auto& [architecture, shape] = GetParam();
+  const ForwardPlan plan =
+      choose_forward(problem_of(shape), typical_device(architecture.major, architecture.minor));
+  ASSERT_EQ(plan.candidate, Sm80ForwardQuantized::kName);
+  const auto& spec = plan.spec.as<TeamSpec>();
+  for (const PlannedKernel& kernel : planned_kernels(plan)) {
+    const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+    const bool is_main = kernel.role == KernelRole::main;
+    EXPECT_LE(cubin.report.spill_bytes, is_main ? shape.spill_bytes : 0) << kernel.text.label;
+    if (!is_main) continue;
+    const auto code = machine_code(cubin);
+    if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+    const int scores = spec.tile_kv / 8 * (spec.head_dim_qk / 16);
+    const int sums = spec.head_dim_v / 8 * (spec.tile_kv / 32);
+    const bool is_given = spec.rounding == Rounding::given;
+    EXPECT_EQ(count(*code, "IMMA.16832.S8.S8"), is_given ? 0 : scores);
+    EXPECT_EQ(count(*code, "QMMA.16832.F32.E4M3.E4M3"), is_given ? scores + sums : sums);
+    const auto loops = loops_with(*code, "QMMA.", is_given ? scores + sums : sums);
+    ASSERT_FALSE(loops.empty());
+    EXPECT_EQ(count(loops[0], "LDL") + count(loops[0], "STL"), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RoundedExponentialsSpecs,
+    ::testing::Values(
+        // Before the walk, and behind it.
+        Sm80Shape{{8, 9},
+                  {.name = "sm89_sage2_128", .head_dim = 128, .spill_bytes = 60, .quant = "sage2"}},
+        Sm80Shape{{8, 9},
+                  {.name = "sm89_sage2_64", .head_dim = 64, .spill_bytes = 60, .quant = "sage2"}},
+        Sm80Shape{{8, 9},
+                  {.name = "sm89_fp8_static_causal_128",
+                   .head_dim = 128,
+                   .is_causal = true,
+                   .spill_bytes = 60,
+                   .quant = "fp8_static"}},
+        Sm80Shape{{12, 0},
+                  {.name = "sm120_fp8_static_64",
+                   .head_dim = 64,
+                   .spill_bytes = 16,
+                   .quant = "fp8_static"}}),
+    [](const auto& each) { return std::string(each.param.shape.name); });
+
 /// Numbers in the place of codes, for gradients.
 TEST(QuantizedNumbers, SpillNothing) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
