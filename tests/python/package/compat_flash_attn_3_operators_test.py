@@ -295,11 +295,20 @@ def test_pytorch_finds_and_runs_them(monkeypatch) -> None:
         restore_flash_attention_impl()
 
 
+def test_float8_has_descales() -> None:
+    codes = [x.to(torch.float8_e4m3fn) for x in qkv(9, 13, heads_k=2)]
+    descales = [torch.full((len(codes[0]), 2), scale) for scale in (0.5, 0.75, 0.25)]
+    names = ("q_descale", "k_descale", "v_descale")
+    out, lse, *_ = OPS.fwd(*codes, **dict(zip(names, descales)))
+    expected = flash.flash_attn_func(*codes, **dict(zip(names, descales)), return_attn_probs=True)
+    assert out.dtype == torch.bfloat16 and torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
 # ---- Errors ----
 
 Q, K, V = qkv(2, 8)
 REFUSED = {
-    "float8": (lambda: OPS.fwd(*(x.to(torch.float8_e4m3fn) for x in (Q, K, V))), "fwd: q is torch.float8_e4m3fn; expected f32, f16 or bf16"),
+    "float8": (lambda: OPS.fwd(*(x.to(torch.float8_e4m3fn) for x in (Q, K, V)), seqused_k=USED["k"]), "q is torch.float8_e4m3fn; expected f32, f16 or bf16"),
     "splits": (lambda: OPS.fwd(Q, K, V, num_splits=257), "num_splits > 256 is not supported"),
     "offsets": (lambda: OPS.fwd(Q, K, V, page_table=USED["k"][:, None], cu_seqlens_k=offsets(4)), "cu_seqlens_k over a cache; expected seqused_k"),
     "margin": (lambda: OPS.fwd(Q, K, V, sm_margin=-1), "sm_margin is -1"),

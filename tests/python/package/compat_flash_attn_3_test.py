@@ -237,11 +237,65 @@ def test_caches_in_float8_have_scales() -> None:
     assert torch.equal(out, flash.flash_attn_with_kvcache(q, k_codes.float(), v_codes.float(), cache_seqlens=17))
 
 
+def rounded(x, scale):
+    """Codes of x [batch, seqlen, heads, dim] by a scale of each sequence and kv head, and the numbers that they are."""
+    of_rows = scale.repeat_interleave(x.shape[2] // scale.shape[1], 1)[:, None, :, None]
+    codes = (x / of_rows).to(torch.float8_e4m3fn)
+    return codes, codes.float() * of_rows
+
+
+def float8_call():
+    """Codes of three sequences, their descales (strides of 0 among them) and the numbers, whose codes by these are the same."""
+    q, k, v = qkv(37, 45, heads_k=2)
+    scales = [torch.linspace(0.004, 0.02, 2 * len(q)).reshape(len(q), 2), torch.full((1, 1), 0.0075).expand(len(q), 2),
+              torch.linspace(0.02, 0.005, 2 * len(q)).reshape(2, len(q)).T]  # fmt: skip
+    codes, numbers = zip(*map(rounded, (q, k, v), scales))
+    return codes, dict(zip(("q_descale", "k_descale", "v_descale"), scales)), numbers
+
+
+def by_recipe(numbers, descales, **features):
+    """In f32, where nothing is widened."""
+    scales = {name.replace("descale", "scale"): scale for name, scale in descales.items()}
+    out, lse = fovea.attention(*numbers, quant="fp8_static", return_lse=True, **scales, **features)
+    return out.bfloat16(), lse
+
+
+def test_queries_in_float8_are_codes_by_their_descales() -> None:
+    codes, descales, numbers = float8_call()
+    out, lse = flash.flash_attn_func(*codes, causal=True, softcap=9.0, return_attn_probs=True, **descales)
+    assert out.dtype == torch.bfloat16
+    expected = by_recipe(numbers, descales, causal=True, softcap=9.0)
+    assert torch.equal(out, expected[0]) and torch.allclose(lse, expected[1], atol=1e-5)
+    exact = fovea.attention(*numbers, causal=True, softcap=9.0)
+    assert 0 < (out.float() - exact).norm() / exact.norm() < 0.05  # codes of probabilities
+    ones = {name: torch.ones_like(scale) for name, scale in descales.items()}
+    assert torch.equal(flash.flash_attn_func(*codes), by_recipe([x.float() for x in codes], ones)[0])
+
+
+def test_packed_queries_in_float8_have_descales_of_their_sequences() -> None:
+    codes, descales, _ = float8_call()
+    expected, lse = flash.flash_attn_func(*codes, causal=True, return_attn_probs=True, **descales)
+    rows = [x.flatten(0, 1) for x in codes]
+    lengths = [len(x) // len(expected) for x in rows[:2]]
+    cu = [torch.arange(len(expected) + 1, dtype=torch.int32) * length for length in lengths]
+    out, packed_lse = flash.flash_attn_varlen_func(*rows, *cu, *lengths, causal=True, return_attn_probs=True, **descales)
+    assert torch.equal(out.unflatten(0, expected.shape[:2]), expected)
+    assert torch.equal(packed_lse.unflatten(1, expected.shape[:2]).transpose(0, 1), lse)
+    used = torch.full((len(expected),), lengths[1] - 5, dtype=torch.int32)
+    part = flash.flash_attn_func(codes[0], *(x[:, :-5] for x in codes[1:]), **descales)
+    out = flash.flash_attn_varlen_func(*rows, *cu, *lengths, seqused_k=used, **descales)
+    assert torch.equal(out.unflatten(0, expected.shape[:2]), part)
+
+
 # ---- Errors ----
 
 Q, K, V = qkv(2, 8)
 REFUSED = {
-    "float8": (lambda: flash.flash_attn_func(*(x.to(torch.float8_e4m3fn) for x in (Q, K, V))), "q is torch.float8_e4m3fn; expected f32, f16 or bf16"),
+    "float8 over a cache": (lambda: flash.flash_attn_with_kvcache(*(x.to(torch.float8_e4m3fn) for x in (Q, K, V)), cache_seqlens=3),
+                            "q is torch.float8_e4m3fn; expected f32, f16 or bf16"),
+    "float8 of another kind": (lambda: flash.flash_attn_func(*(x.to(torch.float8_e5m2) for x in (Q, K, V))), "q, k and v are torch.float8_e5m2.*expected one dtype"),
+    "float8 and qv": (lambda: flash.flash_attn_func(*(x.to(torch.float8_e4m3fn) for x in (Q, K, V)), qv=V), "qv beside q in float8"),
+    "descale": (lambda: flash.flash_attn_func(*(x.to(torch.float8_e4m3fn) for x in (Q, K, V)), k_descale=torch.ones(1)), "k_descale is torch.float32 .1,.; expected f32"),
     "splits": (lambda: flash.flash_attn_func(Q, K, V, num_splits=257), "num_splits > 256 is not supported"),
     "chunk": (lambda: flash.flash_attn_func(Q, K, V, attention_chunk=-1), "attention_chunk is -1; expected >= 0"),
     "qv": (lambda: flash.flash_attn_func(Q, K, V, qv=Q[..., :8]), "qv has shape .*; expected that of q with head_dim_v"),

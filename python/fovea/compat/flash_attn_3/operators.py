@@ -20,6 +20,8 @@ from . import (
     _check,
     _features,
     _latent,
+    _numbers_of_codes,
+    _of_parts,
     flash_attn_combine,
     flash_attn_with_kvcache,
 )
