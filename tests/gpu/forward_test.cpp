@@ -187,8 +187,8 @@ TEST_P(GpuFeatures, EqualTheOracleWithRoundedExponentials) {
     for (const std::int64_t head_dim : {64, 128}) {
       const Case problem = rounded_case(recipe, head_dim, GetParam());
       if (std::max(problem.head_dim_qk, problem.head_dim_v) > 128) continue;
-      expect_kernel_equals_oracle(
-          problem, [&](const AttentionForward& args) { run_as(generation, args); });
+      expect_kernel_equals_oracle(problem,
+                                  [&](const AttentionForward& args) { run_as(generation, args); });
     }
   }
 }
