@@ -461,6 +461,38 @@ TEST(ForwardCandidates, CodesOfProbabilitiesRunWhereTensorCoresMultiplyThem) {
   EXPECT_EQ(hopper.unaligned->plan().candidate, kSm80Quantized);
 }
 
+/// Codes depend on the greatest score of 128 keys, and of all keys before them.
+TEST(ForwardCandidates, RoundedExponentialsHaveTilesOfAllKeysTheyDependOn) {
+  for (const char* recipe : {"sage2", "fp8_static", "fp8_static,p_max=448"}) {
+    for (const auto& [major, minor] : {std::pair{8, 9}, {9, 0}, {12, 0}}) {
+      for (const Shape& shape : {Shape{}, Shape{.seqlen_q = 1, .seqlen_kv = 70000},
+                                 Shape{.head_dim_qk = 64, .head_dim_v = 64}}) {
+        const ForwardPlan plan = chosen(with_recipe(shape, recipe), major, minor);
+        ASSERT_EQ(plan.candidate, kSm80Quantized) << recipe << major << minor;
+        EXPECT_EQ(plan.spec->tile_kv, 128);
+        EXPECT_EQ(plan.spec->tile_q, 16 * plan.spec->num_warps);
+        EXPECT_FALSE(plan.spec->is_split);
+        EXPECT_LE(plan.spec->num_warps * plan.spec->ctas_per_sm, 8) << "registers of an SM";
+      }
+    }
+  }
+  const auto reason = [](const Shape& shape, std::string_view recipe, int minor = 9) {
+    return reason_of(chosen(with_recipe(shape, recipe), 8, minor), kSm80Quantized);
+  };
+  EXPECT_EQ(
+      reason({}, "sage2", 6),
+      "quant.pv is e4m3 and compute capability 8.6; expected 8.9 or above, whose tensor cores "
+      "multiply e4m3");
+  EXPECT_EQ(reason({}, "sage2,warp_q=32"), "quant.warp_q is 32; expected 16");
+  EXPECT_EQ(reason({}, "sage2,block_kv=64"), "quant.block_kv is 64; expected 128");
+  EXPECT_EQ(reason({}, "sage2,smooth_k=none"), "quant.smooth_k is none; expected sequence");
+  EXPECT_EQ(reason({}, "sage2,row_sums=codes"), "quant.row_sums is codes; expected exact");
+  EXPECT_EQ(reason({}, "fp8_static,scales=measured"), "quant.qk is e4m3; expected int8");
+  EXPECT_EQ(reason({}, "fp8_static,p_step=1,p_max=128"), "quant.p_step is 1; expected 0");
+  EXPECT_EQ(reason({.head_dim_v = 160}, "fp8_static"),
+            "head_dim_v is 160 beside quant.pv e4m3; expected at most 128");
+}
+
 TEST(ForwardCandidates, FourBitsRunWhereWarpsMultiplyThem) {
   for (const char* recipe : {"nvfp4", "mxfp4"}) {
     for (const int minor : {0, 1}) {
@@ -505,7 +537,7 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   EXPECT_EQ(reason({}, "fast,p_step=0"), "quant.p_step is 0; expected 1");
   EXPECT_EQ(reason({}, "fast,v_scales=tensor"), "quant.v_scales is tensor; expected block");
   EXPECT_EQ(reason({}, "fast,row_sums=exact"), "quant.row_sums is exact; expected codes");
-  EXPECT_EQ(reason({}, "fp8_static"), "quant.qk is e4m3; expected int8");
+  EXPECT_EQ(reason({}, "fp8_static,scales=measured"), "quant.qk is e4m3; expected int8");
   EXPECT_EQ(reason({}, "nvfp4"), "quant.pv is e2m1; expected none or e4m3");
   EXPECT_EQ(reason({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason({}, "accurate,k_scales=token"), "quant.k_scales is token; expected thread");
