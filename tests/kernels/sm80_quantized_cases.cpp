@@ -180,6 +180,10 @@ std::vector<Case> exponential_cases() {
   infinite.dropout = kSomeDropped;
   infinite.has_infinite_values = true;
   add("sage2", "lanes", infinite);
+  // All scores are 0: their lse knows no other rounding than that of its logarithm.
+  Case level = base_case("rounded_level", 64);
+  level.softmax_scale = 0;
+  add("sage2", "lanes", level);
   add("sage2", "lanes", heavy_case());
   add("fp8_static", "given", heavy_case());
   cases.push_back(

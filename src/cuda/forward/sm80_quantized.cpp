@@ -107,7 +107,8 @@ Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const
                            .keys = codes.k.beside,
                            .value_codes = codes.v.codes,
                            .values = codes.v.beside,
-                           .log2_p_max = std::log2(f.problem.quant.p_max)};
+                           .log2_p_max = std::log2(f.problem.quant.p_max),
+                           .reciprocal_of_p_max = 1 / f.problem.quant.p_max};
   ForwardParams& p = launch.params.common = given;
   const bool is_packed = spec.is_varlen;
   p.q = pairs_of_codes(codes.q.codes, spec, p.num_heads_q, is_packed ? p.total_q : p.seqlen_q);

@@ -240,6 +240,16 @@ struct CodedRows : CommonPart<kind> {
     return kLn2 * (log2_sum(reference[r], total) - kLog2Excess);
   }
 
+  /// Of exponentials, rounded: what their sum is multiplied by, and relative to then, in the units of origin() or, of
+  /// codes, log2: the row's greatest score. Else lse would be a difference of logarithms, and lose digits.
+  FOVEA_DEVICE_MEMBER float unit_of_sum(int r, float reciprocal_of_p_max) const {
+    return is_huge_row(r) ? 1.0F : reciprocal_of_p_max;
+  }
+  FOVEA_DEVICE_MEMBER float greatest_origin(int r, float headroom) const {
+    if (is_huge_row(r)) return origin(r);
+    return (kAreCodes ? 1.0F : kLn2) * (reference[r] + headroom);
+  }
+
   /// What a sum of row r is relative to, natural and likewise less. Codes of huge rows are exact.
   FOVEA_DEVICE_MEMBER float origin(int r) const {
     if (is_huge_row(r)) return reference[r] * (1.0F / kHugeUnit);

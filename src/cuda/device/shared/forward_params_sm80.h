@@ -20,7 +20,8 @@ struct RoundedOperands {
   // Where V is rounded too: [batch, num_heads_kv, tiles, head_dim of the codes, kQuantizedTile], packed without batch
   const std::uint8_t* value_codes;
   QuantizedValues values;
-  float log2_p_max;  // of the greatest code of a probability, where exponentials are rounded
+  float log2_p_max,
+      reciprocal_of_p_max;  // of the greatest code of a probability, where exponentials are rounded
 };
 
 struct Sm80QuantizedParams {

@@ -169,11 +169,19 @@ struct CodedSums {
   FOVEA_DEVICE_MEMBER RowState whole_row(int i, int half) const {
     const auto& of = rows[i];
     float sum = of.sum[half];
-    if constexpr (!Rows::kHasWholeSums) {
+    if constexpr (kRounds) {
       sum += ptx::shfl_bfly(sum, 1);
       sum += ptx::shfl_bfly(sum, 2);
+      return {of.greatest_origin(half, scores.codes.rounded->log2_p_max),
+              sum * unit_of_sum(i, half)};
     }
     return {kAreCodes ? of.reference[half] - Rows::kLog2Excess : of.origin(half), sum};
+  }
+
+  /// What O is multiplied by, to be relative to what a whole row is.
+  FOVEA_DEVICE_MEMBER float unit_of_sum(int i, int half) const {
+    if constexpr (!kRounds) return 1.0F;
+    return rows[i].unit_of_sum(half, scores.codes.rounded->reciprocal_of_p_max);
   }
 
   /// O, where channels have scales.

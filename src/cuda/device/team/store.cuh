@@ -166,12 +166,14 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass
   const int mine = end.team.lane % kRows;
   RowState row = empty_row();
   float row_max = 0;
+  [[maybe_unused]] float unit_of_sum = 1.0F;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const RowState whole = sums.whole_row(i / 2, i % 2);
     if (i != mine) continue;
     row = whole;
     row_max = sums.greatest(i / 2, i % 2);
+    if constexpr (spec.sums_codes) unit_of_sum = sums.unit_of_sum(i / 2, i % 2);
   }
   const RowView<spec> r = end.row_at(end.team.my_row(mine / 2, mine % 2));
   float sink = -infinity();
@@ -184,6 +186,7 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass
     if constexpr (kAreCodes) row_max = ptx::fma_rn(kLn2, row_max, shift);
   }
   RowResult result = finish_row(row, unit, sink);
+  if constexpr (spec.sums_codes) result.factor *= unit_of_sum;
   if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
   if (pass > Pass::finite) {
     result.factor = 1;
