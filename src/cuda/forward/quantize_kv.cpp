@@ -103,12 +103,14 @@ RowsToRound rows_to_round(const BshdParam& x, std::int32_t head_dim, const Forwa
           .num_tiles = num_tiles,
           .cu_seqlens_kv = call.cu_seqlens_kv,
           .num_sequences = call.num_sequences,
-          .total_kv = call.total_kv};
+          .total_kv = call.total_kv,
+          .scales = {}};
 }
 
 QuantizeQParams query_params(const ForwardParams& call, const Counts& counts, std::byte* codes,
                              std::byte* rows) {
   return {.q = call.q,
+          .scales = {},
           .num_heads_q = call.num_heads_q,
           .group = call.group,
           .seqlen_q = call.seqlen_q,

@@ -1,5 +1,6 @@
 // Which recipes the kernels of GPUs compute: `accurate` and `fast`, `sage2` and `fp8_static`, `nvfp4` and `mxfp4`, and
-// what differs from them in fields of no effect. sm90_quantized.hpp, sm80_quantized.hpp and sm120_fp4.hpp are the kernels.
+// what differs from them in fields of no effect. sm90_quantized.hpp, sm80_quantized.hpp and sm120_fp4.hpp are the
+// kernels.
 #pragma once
 
 #include <optional>

@@ -78,7 +78,8 @@ RowsToRound keys_to_round(const Given& given, const ForwardParams& call) {
           .num_tiles = static_cast<std::int32_t>(given.tiles),
           .cu_seqlens_kv = call.cu_seqlens_kv,
           .num_sequences = call.num_sequences,
-          .total_kv = call.total_kv};
+          .total_kv = call.total_kv,
+          .scales = {}};
 }
 
 RowsToRound queries_to_round(const Given& given, const ForwardParams& call) {

@@ -1,6 +1,6 @@
 // The softmax whose probabilities are codes of e4m3, made without an exponential: of sm90/attention_forward and
-// sm80/attention_quantized where they sum codes. Last comes what is different where codes are exponentials, rounded. common/optimistic_softmax.cuh is the other one of Hopper, and has the
-// same functions.
+// sm80/attention_quantized where they sum codes. Last comes what is different where codes are exponentials, rounded.
+// common/optimistic_softmax.cuh is the other one of Hopper, and has the same functions.
 //
 //   code = round(8 (x + 7)),  x = log2 p + headroom         the bits of e4m3, of x rounded to an eighth of an octave
 //
@@ -30,9 +30,9 @@
 // and optimistic_softmax.cuh say what becomes of such rows. Here the reference of one is its maximum, whose code is 1,
 // and all below it has code 0.
 //
-// Exponentials, rounded (rounds_exponentials): code = e4m3(2^x), x = log2 p + log2 of the greatest code of a p, which is
-// the headroom. A row's reference is that far below its greatest score so far, exactly, and moves whenever that grows:
-// a code depends on all keys of its tile, and of those before. The sum is of exponentials before they are rounded, of
+// Exponentials, rounded (rounds_exponentials): code = e4m3(2^x), x = log2 p + headroom, and that is log2 of the greatest
+// code of a p. A row's reference is that far below its greatest score so far, exactly, and moves whenever that grows: a
+// code depends on all keys of its tile, and of those before. The sum is of exponentials before they are rounded, of
 // what each thread has of the row.
 //
 // What is not finite: a NaN would be code 0. Among codes there are such scores where rows or keys are not finite only,
@@ -193,8 +193,8 @@ struct CodedRows : CommonPart<kind> {
     return !ptx::vote_any((high & 0x80808080U) != 0 || is_wrong);
   }
 
-  /// P from S, rounded, and its sums. Products of codes come from their origin first: a reference is no whole octave, so
-  /// its sum with that times the unit would lose bits that decide codes.
+  /// P from S, rounded, and its sums. Products of codes come from their origin first: a reference is no whole octave,
+  /// so its sum with that times the unit would lose bits that decide codes.
   FOVEA_DEVICE_MEMBER void round_exponentials(const Scores& s, Probabilities& p) {
     static_assert(rounds_exponentials);
     float slope[2], offset[2];

@@ -3,8 +3,8 @@
 //
 //   code = rint(q / scale),  scale = greatest |q| of the row / 127
 //
-// Rounding::lanes: of rows n and n + 8 of every 16, which a lane of mma's accumulators holds. Rounding::given: codes are
-// e4m3, by the scale of the sequence and kv head.
+// Rounding::lanes: of rows n and n + 8 of every 16, which a lane of mma's accumulators holds. Rounding::given: codes
+// are e4m3, by the scale of the sequence and kv head.
 //
 // A CTA takes 128 rows of one head. They lie in its lanes as keys do, so that a row is some neighbours'. Nothing is
 // subtracted; beside the codes of a row is q · μ, which its scores lack. Numbers lack nothing.
