@@ -30,7 +30,7 @@
 // and optimistic_softmax.cuh say what becomes of such rows. Here the reference of one is its maximum, whose code is 1,
 // and all below it has code 0.
 //
-// Exponentials, rounded (rounds_exponentials): code = e4m3(2^x), x = log2 p + headroom, and that is log2 of the greatest
+// Exponentials, rounded (rounds_exponentials): code = e4m3(2^x), x = log2 p + headroom, that is log2 of the greatest
 // code of a p. A row's reference is that far below its greatest score so far, exactly, and moves whenever that grows: a
 // code depends on all keys of its tile, and of those before. The sum is of exponentials before they are rounded, of
 // what each thread has of the row.

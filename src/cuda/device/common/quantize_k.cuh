@@ -14,7 +14,7 @@
 //
 // so that the greatest magnitude of a group is a warp's, and another warp's four further on.
 //
-// Rounding::lanes takes the mean of all keys, by the same kernel; Rounding::given subtracts nothing, its codes are e4m3.
+// Rounding::lanes takes the mean of all keys, by the same kernel; Rounding::given subtracts nothing, codes are e4m3.
 //
 // Bound: memory, 3 bytes an element.
 #pragma once
