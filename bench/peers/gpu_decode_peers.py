@@ -87,7 +87,7 @@ class Problem:
 
 
 class FoveaDecode:
-    def __init__(self, library, problem):
+    def __init__(self, library, problem, **fields):
         self.library = library
         self.out = torch.full_like(problem.q, math.nan)
         forward = fovea.forward_args(**{name: fovea.torch_tensor(t) for name, t in (
@@ -95,7 +95,7 @@ class FoveaDecode:
         cache = {"seqlens": problem.seqlens} | ({} if problem.page_table is None else {"page_table": problem.page_table})
         self.kept = forward, {name: fovea.torch_tensor(t) for name, t in cache.items()}
         self.args = fovea.sized(fovea.DecodeArgs, forward=ctypes.pointer(forward),
-                                **{name: ctypes.pointer(t) for name, t in self.kept[1].items()})
+                                **{name: ctypes.pointer(t) for name, t in self.kept[1].items()}, **fields)
         size = ctypes.c_size_t()
         library.call(library.c.fovea_decode_workspace_bytes, ctypes.byref(self.args), problem.keys, ctypes.byref(size))
         self.workspace = torch.empty(max(size.value, 1), dtype=torch.uint8, device="cuda")

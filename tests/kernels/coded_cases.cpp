@@ -1,4 +1,7 @@
 // Problems over caches of codes: see forward_cases.hpp.
+#include <string>
+#include <vector>
+
 #include "kernels/forward_cases.hpp"
 
 namespace fovea::testing {
@@ -116,6 +119,64 @@ std::vector<NamedCacheCase> coded_decode_cases() {
           {"coded_decode_packed", packed},
           {"coded_decode_nan_in_scales", poisoned},
           {"coded_decode_nan_in_codes", poisoned_codes}};
+}
+
+std::vector<NamedCacheCase> hopper_coded_cases() {
+  std::vector<NamedCacheCase> cases = coded_decode_cases();
+  for (NamedCacheCase& each : cases) each.label = "hopper_" + each.label;
+  const auto add = [&cases](const std::string& label, const CacheCase& problem) {
+    cases.push_back({"hopper_coded_" + label, problem});
+  };
+  // Around a slice of 32 keys, a box of 128 and a split of 256; nothing.
+  CacheCase slots = base_case(Dtype::i8, Dtype::i8, 0);
+  slots.head_dim_qk = slots.head_dim_v = 128;
+  slots.seqlens = {0, 1, 31, 33, 96, 127, 129, 255, 257, 523};
+  slots.has_batch_idx = true;
+  add("slots_of_all_lengths", slots);
+  // Of some boxes not all slices are seen.
+  CacheCase half = base_case(Dtype::e4m3, Dtype::i8, 0);
+  half.q_dtype = Dtype::f16;
+  half.head_dim_qk = 128;
+  half.seqlen_q = 3;
+  half.seqlens = {523, 290, 40};
+  half.mask = window(70, 0);
+  half.has_left_padding = half.has_sinks = true;
+  add("f16", half);
+  // Boxes of 8 keys, four of a slice.
+  CacheCase pages_of_8 = half;
+  pages_of_8.page_size = 8;
+  pages_of_8.has_left_padding = false;
+  pages_of_8.head_dim_qk = 64;
+  pages_of_8.head_dim_v = 128;
+  pages_of_8.k_dtype = Dtype::i8;
+  pages_of_8.v_dtype = Dtype::e4m3;
+  add("f16_pages_of_8", pages_of_8);
+  // What f16 has no numbers for: queries, and scales of values, which rise and fall by 2^60.
+  CacheCase rising = base_case(Dtype::i8, Dtype::i8, 64);
+  rising.seqlens = {300, 64};
+  rising.q_magnitude = 0x1p60;
+  rising.value_growth = 0.2;
+  CacheCase falling = base_case(Dtype::e4m3, Dtype::e4m3, 0);
+  falling.seqlens = {300, 64};
+  falling.q_magnitude = 0x1p-60;
+  falling.value_growth = -0.2;
+  add("rising_values", rising);
+  add("falling_values", falling);
+  // Two groups of splits of 512 keys, and what is less than one.
+  CacheCase groups = base_case(Dtype::i8, Dtype::e4m3, 0);
+  groups.num_heads_q = 6;
+  groups.num_heads_kv = 3;
+  groups.seqlen_q = 4;
+  groups.seqlens = {2081, 511, 0};
+  add("groups", groups);
+  add("splits", groups);
+  // A row of two splits goes key by key.
+  CacheCase poisoned = groups;
+  poisoned.seqlens = {1060};
+  poisoned.nan_key = 530;
+  poisoned.mask = window(527, 0);
+  add("groups_nan", poisoned);
+  return cases;
 }
 
 }  // namespace fovea::testing

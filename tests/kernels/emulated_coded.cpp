@@ -6,6 +6,7 @@
 #include "kernels/emulated_forward.hpp"
 #include "sm80/attention_coded.cuh"
 #include "sm80/decode_coded.cuh"
+#include "sm90/decode.cuh"
 
 // Written by print_forward_units from coded_cases.cpp.
 #include "coded_units.inc"
@@ -15,6 +16,12 @@ namespace fovea::cuda {
 CodedFunction coded_named(std::string_view name) {
   const auto* const found = std::ranges::find(kCodeds, name, &EmulatedCoded::name);
   if (found == std::end(kCodeds)) throw std::out_of_range(std::string(name));
+  return found->run;
+}
+
+DecodeFunction decode_coded_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kDecodesOfCodes, name, &EmulatedDecode::name);
+  if (found == std::end(kDecodesOfCodes)) throw std::out_of_range(std::string(name));
   return found->run;
 }
 

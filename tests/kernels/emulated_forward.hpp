@@ -75,6 +75,7 @@ void run_quantize_kv(const QuantizeKvSpec& spec, const QuantizeKvParams& params)
 ForwardFunction forward_named(std::string_view name);
 CodedFunction coded_named(std::string_view name);
 DecodeFunction decode_named(std::string_view name);
+DecodeFunction decode_coded_named(std::string_view name);
 LatentFunction latent_named(std::string_view name);
 HopperShortFunction hopper_short_named(std::string_view name);
 CombineFunction combine_of(const CombineSpec& spec, int splits_at_once);

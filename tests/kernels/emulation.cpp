@@ -14,6 +14,7 @@
 #include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_decode.hpp"
+#include "cuda/forward/sm90_decode_coded.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
 #include "cuda/forward/sm90_quantized.hpp"
 #include "cuda/forward/sm90_short.hpp"
@@ -111,6 +112,10 @@ void run_splits(const Run& run, Function (*named)(std::string_view), Emulation& 
 
 void run_decode(const Run& run, Emulation& emulation) {
   run_splits<cuda::Sm90Decode>(run, cuda::decode_named, emulation);
+}
+
+void run_decode_coded(const Run& run, Emulation& emulation) {
+  run_splits<cuda::Sm90DecodeCoded>(run, cuda::decode_coded_named, emulation);
 }
 
 void run_latent(const Run& run, Emulation& emulation) {

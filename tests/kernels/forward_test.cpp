@@ -410,17 +410,27 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodes, ::testing::ValuesIn(decode_cases(
 
 /// Kernels that stream a cache, by the name of the case.
 void run_streaming(const Run& run, Emulation& emulation) {
-  const Runner runner = run.label.starts_with("latent")  ? run_latent
-                        : run.label.starts_with("coded") ? run_emulated
-                                                         : run_decode;
+  const Runner runner = run.label.starts_with("latent")         ? run_latent
+                        : run.label.starts_with("coded")        ? run_emulated
+                        : run.label.starts_with("hopper_coded") ? run_decode_coded
+                                                                : run_decode;
   runner(run, emulation);
+}
+
+/// Of so many SMs: Hopper, or one before it whose kernel for codes the case is of.
+cuda::DeviceTraits streaming_device(const NamedCacheCase& each, int num_sms) {
+  cuda::DeviceTraits device =
+      each.label.starts_with("coded") ? cuda::typical_device(8, 0) : cuda::typical_device(9, 0);
+  device.num_sms = num_sms;
+  return device;
 }
 
 class EmulatedDecodeCaches : public ::testing::TestWithParam<NamedCacheCase> {};
 
 TEST_P(EmulatedDecodeCaches, EqualTheOracle) {
   for_each_landing([](Emulation& emulation) {
-    expect_cache_equals_oracle(GetParam(), run_streaming, small_hopper(), emulation);
+    expect_cache_equals_oracle(GetParam(), run_streaming, streaming_device(GetParam(), 2),
+                               emulation);
   });
 }
 
@@ -473,9 +483,9 @@ TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
     Emulation emulation;
     run_streaming(call.on(each.label, device), emulation);
   };
-  run(together.args(), small_hopper());
+  run(together.args(), streaming_device(each, 2));
   for (std::int64_t i = 0; i < each.problem.batch(); ++i) {
-    run(testing::alone(alone.args(), i), cuda::typical_device(9, 0));
+    run(testing::alone(alone.args(), i), streaming_device(each, 132));
     EXPECT_EQ(together.out_bits(i), alone.out_bits(i)) << i;
     EXPECT_EQ(together.lse_bits(i), alone.lse_bits(i)) << i;
   }
@@ -484,6 +494,9 @@ TEST_P(EmulatedDecodeCaches, BitsDoNotDependOnTheBatch) {
 INSTANTIATE_TEST_SUITE_P(All, EmulatedDecodeCaches, ::testing::ValuesIn(decode_cache_cases()),
                          [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(Coded, EmulatedDecodeCaches, ::testing::ValuesIn(coded_decode_cases()),
+                         [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(HopperCoded, EmulatedDecodeCaches,
+                         ::testing::ValuesIn(hopper_coded_cases()),
                          [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(Latent, EmulatedDecodeCaches, ::testing::ValuesIn(latent_cache_cases()),
                          [](const auto& each) { return each.param.label; });

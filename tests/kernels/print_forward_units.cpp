@@ -123,9 +123,13 @@ void print_codeds(std::ofstream& out) {
       print(each.label, cuda::choose_forward(testing::problem_of_cache(each.problem), ampere), out,
             table);
   }
+  std::string decodes;
+  for (const auto& each : testing::hopper_coded_cases())
+    print_hopper(each.label, testing::problem_of_cache(each.problem), out, decodes);
   out << fmt::format(
-      "namespace fovea::cuda {{\ninline constexpr EmulatedCoded kCodeds[] = {{\n{}}};\n}}\n",
-      table);
+      "namespace fovea::cuda {{\ninline constexpr EmulatedCoded kCodeds[] = {{\n{}}};\n"
+      "inline constexpr EmulatedDecode kDecodesOfCodes[] = {{\n{}}};\n}}\n",
+      table, decodes);
 }
 
 /// Of GPUs whose warps have 64 lanes.

@@ -8,7 +8,7 @@ ABI_VERSION = 1
 CPU, CUDA = 1, 2
 # Fovea's name of a dtype: DLPack's code and bits.
 DTYPES = {"f32": (2, 32), "f16": (2, 16), "bf16": (4, 16), "bool": (6, 8),
-          "u8": (1, 8), "i8": (0, 8), "i32": (0, 32), "i64": (0, 64)}
+          "u8": (1, 8), "i8": (0, 8), "e4m3": (10, 8), "i32": (0, 32), "i64": (0, 64)}
 TASK = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_int64)
 CONCURRENCY = ctypes.CFUNCTYPE(c_int32, c_void_p)
 RUN = ctypes.CFUNCTYPE(None, c_void_p, c_int64, TASK, c_void_p)
@@ -190,7 +190,7 @@ def tensor(address, shape, dtype="f32", strides=None, device=Device(CPU, 0)):
 def torch_tensor(t):
     """The tensor that a PyTorch tensor is, on the host or on a GPU."""
     name = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "bool": "bool", "uint8": "u8",
-            "int8": "i8", "int32": "i32", "int64": "i64"}[str(t.dtype).removeprefix("torch.")]
+            "int8": "i8", "float8_e4m3fn": "e4m3", "int32": "i32", "int64": "i64"}[str(t.dtype).removeprefix("torch.")]
     device = Device(CUDA, t.device.index) if t.is_cuda else Device(CPU, 0)
     return tensor(t.data_ptr(), t.shape, name, t.stride(), device)
 

@@ -271,7 +271,16 @@ double CacheMemory::value(std::uint64_t stream, std::int64_t sequence, std::int6
   if (stream == (problem_.has_latent_values ? kK : kV) && row == problem_.nan_key)
     return std::nan("");
   const Random random(problem_.seed * 1000 + static_cast<std::uint64_t>(sequence), stream);
-  return random.normal((row * 64 + head) * 512 + dim);
+  const double normal = random.normal((row * 64 + head) * 512 + dim);
+  if (stream == kQ) return normal * problem_.q_magnitude;
+  return stream == kV ? normal * std::exp2(problem_.value_growth * static_cast<double>(row))
+                      : normal;
+}
+
+std::optional<float> CacheMemory::softmax_scale() const {
+  if (problem_.q_magnitude == 1) return std::nullopt;
+  return static_cast<float>(
+      1 / (problem_.q_magnitude * std::sqrt(static_cast<double>(problem_.head_dim_qk))));
 }
 
 std::int64_t CacheMemory::rows_before(std::int64_t sequence) const {
@@ -456,6 +465,7 @@ AttentionDecode CacheMemory::args(CpuTarget target) {
   if (problem_.has_max_seqlen_q) args.max_seqlen_q = std::ranges::max(problem_.packed_q);
   args.score = problem_.score;
   args.mask = problem_.mask;
+  args.softmax_scale = softmax_scale();
   args.sinks = sinks.view();
   args.cpu_target = target;
   return args;
@@ -491,6 +501,7 @@ AttentionForward CacheMemory::dense(std::int64_t sequence, CpuTarget target) {
           .lse = d.lse.mutable_view(),
           .score = p.score,
           .mask = p.mask,
+          .softmax_scale = softmax_scale(),
           .sinks = sinks.view(),
           .cpu_target = target};
 }

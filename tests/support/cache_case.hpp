@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,8 @@ struct CacheCase {
   ScoreMod score{};
   MaskMod mask = causal();
   bool has_sinks = false;
+  double q_magnitude = 1;   // queries are so many times as large; the scale makes up for it
+  double value_growth = 0;  // values of key i are 2^(value_growth i) times as large
   std::int64_t nan_key =
       -1;  // its values (latent: all of it) are NaN in every sequence that has it
 
@@ -97,6 +100,7 @@ class CacheMemory {
   };
 
   /// Values are the same in every layout.
+  std::optional<float> softmax_scale() const;
   double value(std::uint64_t stream, std::int64_t sequence, std::int64_t row, std::int64_t head,
                std::int64_t dim) const;
   /// A head of a key or value as the cache holds it: elements of its dtype, or codes and their scale.

@@ -28,7 +28,7 @@ CodedSpec with_keys(CodedSpec spec, std::int32_t tile_kv, const DeviceTraits& de
 
 }  // namespace
 
-std::optional<Refusal> Sm80Coded::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+std::optional<Refusal> refuses_codes(const ForwardProblem& f, const DeviceTraits& device) {
   const Problem& p = f.problem;
   for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
     if (codes_of(spec->dtype) == Codes::none) {
@@ -43,7 +43,20 @@ std::optional<Refusal> Sm80Coded::refuses(const ForwardProblem& f, const DeviceT
     return Refusal{"compute_dtype is f32; this kernel multiplies numbers of 16 bits"};
   if (p.compute_dtype == ComputeDtype::bf16 && p.q.dtype != Dtype::bf16)
     return Refusal{"compute_dtype is bf16 and q is f16; expected one of both"};
-  if (auto refusal = refuses_head_dims(f, kMaxTensorCoreHeadDim)) return refusal;
+  return refuses_head_dims(f, kMaxTensorCoreHeadDim);
+}
+
+std::optional<Refusal> refuses_rows_of_codes(const ForwardProblem& f) {
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim != 64 && head_dim != 128)
+      return Refusal{fmt::format("{} is {}; expected 64 or 128", label, head_dim)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> Sm80Coded::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_codes(f, device)) return refusal;
   return refuses_margin(f);
 }
 

@@ -21,6 +21,11 @@ struct SpecText<CodedSpec> {
                                        FOVEA_SPEC_MEMBER(CodedSpec, v_codes)};
 };
 
+/// Why tensor cores cannot multiply what the codes of a cache become.
+std::optional<Refusal> refuses_codes(const ForwardProblem& problem, const DeviceTraits& device);
+/// Of kernels whose lanes have whole parts of a row of codes.
+std::optional<Refusal> refuses_rows_of_codes(const ForwardProblem& problem);
+
 /// A call's parameters and grids.
 struct CodedLaunch {
   CodedParams params{};

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "cuda/device/shared/split.h"
 #include "cuda/params/tensor_params.hpp"
@@ -34,11 +33,7 @@ std::optional<Refusal> Sm80DecodeCoded::refuses(const ForwardProblem& f,
     return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
                                kMostRows)};
   }
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim != 64 && head_dim != 128)
-      return Refusal{fmt::format("{} is {}; expected 64 or 128", label, head_dim)};
-  }
+  if (auto refusal = refuses_rows_of_codes(f)) return refusal;
   if (f.seqlen_kv <= kFewestKeysPerSplit) {
     return Refusal{fmt::format("{} keys are one split; expected more than {}", f.seqlen_kv,
                                kFewestKeysPerSplit)};

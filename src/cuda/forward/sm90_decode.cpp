@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "cuda/device/shared/split.h"
+#include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -15,7 +16,9 @@ constexpr std::int64_t kMostRows = 16;
 /// Beyond, sums, queries and scores of a warp have no registers.
 constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
-constexpr std::int32_t kReaders = 8;       // warps that compute: two for each scheduler
+/// As many bytes; and what a warp does once for a slice is as much of less.
+constexpr std::int32_t kKeysOfCodedSlice = 32;
+constexpr std::int32_t kReaders = 8;  // warps that compute: two for each scheduler
 /// Slices that one request brings: 16 KB at head_dim 128, twice. Measured on an H200: docs/kernels/decode_sm90.md.
 constexpr std::int32_t kSlicesOfBox = 4;
 /// Splits of all kv heads of one sequence: as many as large machines have SMs.
@@ -60,8 +63,10 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
   spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
+  spec.k_codes = codes_of(f.problem.k.dtype);
+  spec.v_codes = codes_of(f.problem.v.dtype);
   spec.tile_q = kMostRows;
-  spec.tile_kv = kKeysOfSlice;
+  spec.tile_kv = spec.has_codes() ? kKeysOfCodedSlice : kKeysOfSlice;
   spec.ctas_per_sm = 1;
   spec.heads_per_tile = packed_heads(f, kMostRows);
   spec.is_split = true;
@@ -73,7 +78,8 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
 
 /// And of values, as many as there may be.
 std::int64_t bytes_of_keys(const ForwardProblem& f) {
-  return f.num_sequences * f.seqlen_kv * f.num_heads_kv * (f.head_dim_qk + f.head_dim_v) * 2;
+  const auto bytes = static_cast<std::int64_t>(size_bytes(f.problem.k.dtype));
+  return f.num_sequences * f.seqlen_kv * f.num_heads_kv * (f.head_dim_qk + f.head_dim_v) * bytes;
 }
 
 /// Are there so many sequences and kv heads that the machine is full without a split of any? Bits are the same.
@@ -84,8 +90,7 @@ bool takes_groups(const Sm90DecodeSpec& spec, const ForwardProblem& f, const Dev
 
 }  // namespace
 
-std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const DeviceTraits& device) {
-  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+std::optional<Refusal> refuses_stream(const ForwardProblem& f, const DeviceTraits& device) {
   // Consumer GPUs of 12.0 have TMA too, but half of the shared memory; there each copy's address is tested before
   // (machine code).
   if (device.major != 9 && device.major != 10) {
@@ -99,7 +104,6 @@ std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const Device
     return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
                                kMostRows)};
   }
-  if (auto refusal = refuses_head_dims(f, kWidestHead)) return refusal;
   if (f.seqlen_kv <= kFewestKeysPerSplit) {
     return Refusal{fmt::format("{} keys are one split; expected more than {}", f.seqlen_kv,
                                kFewestKeysPerSplit)};
@@ -111,11 +115,17 @@ std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const Device
   const Problem& p = f.problem;
   const std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
   if (!why.empty()) return Refusal{why};
-  if (choose(f, device).stages == 0) {
+  if (Sm90Decode::choose(f, device).stages == 0) {
     return Refusal{fmt::format("a CTA takes more than the {} bytes of shared memory there are",
                                device.shared_bytes_per_cta)};
   }
   return std::nullopt;
+}
+
+std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const DeviceTraits& device) {
+  if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
+  if (auto refusal = refuses_head_dims(f, kWidestHead)) return refusal;
+  return refuses_stream(f, device);
 }
 
 Sm90DecodeSpec Sm90Decode::choose(const ForwardProblem& f, const DeviceTraits& device) {
@@ -173,6 +183,10 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   if (spec.slices_of_box > 1) {
     launch.params.k_slice = map_of(tensors.k, spec.tile_kv, true);
     launch.params.v_slice = map_of(tensors.v, spec.tile_kv, true);
+  }
+  if (spec.has_codes()) {
+    launch.params.k_scale = scale_param(cache->cache.k_scale);
+    launch.params.v_scale = scale_param(cache->cache.v_scale);
   }
   launch.params.keys_go_first =
       spec.takes_groups && bytes_of_keys(problem) >= kBytesOfManyKeys ? 0 : 1;

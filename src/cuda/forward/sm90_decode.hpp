@@ -24,7 +24,9 @@ struct SpecText<Sm90DecodeSpec> {
   using Base = ForwardSpec;
   static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90DecodeSpec, slices_of_box),
                                        FOVEA_SPEC_MEMBER(Sm90DecodeSpec, has_groups),
-                                       FOVEA_SPEC_MEMBER(Sm90DecodeSpec, takes_groups)};
+                                       FOVEA_SPEC_MEMBER(Sm90DecodeSpec, takes_groups),
+                                       FOVEA_SPEC_MEMBER(Sm90DecodeSpec, k_codes),
+                                       FOVEA_SPEC_MEMBER(Sm90DecodeSpec, v_codes)};
 };
 
 /// A call's parameters and grids; where they run is not known here.
@@ -36,6 +38,9 @@ struct DecodeLaunch {
   /// Range tables, the kernel, the combine kernel, which starts while the one before ends.
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
+
+/// Why keys of neither kind, elements or codes, can be streamed for a call.
+std::optional<Refusal> refuses_stream(const ForwardProblem& problem, const DeviceTraits& device);
 
 /// A row of the table of candidates.
 struct Sm90Decode {

@@ -11,27 +11,34 @@ namespace {
 
 /// TMA's strides are multiples of 16 bytes below 2^40, its dimensions have at most 2^32 elements
 /// (cuTensorMapEncodeTiled).
-constexpr std::int64_t kStrideElements = 8;
-constexpr std::int64_t kStrideEnd = (std::int64_t{1} << 40) / 2;  // in elements of 16 bits
+constexpr std::int64_t kStrideBytes = 16;
+constexpr std::int64_t kStrideEnd = std::int64_t{1} << 40;
 constexpr std::int64_t kMostElements = std::int64_t{1} << 32;
+/// What a swizzle of 128 bytes spans.
+constexpr std::int64_t kPanelBytes = 128;
+
+/// A multiple of so many elements is one of 16 bytes.
+std::int64_t stride_elements(Dtype dtype) {
+  return kStrideBytes / static_cast<std::int64_t>(size_bytes(dtype));
+}
 
 /// Why TMA cannot have a tensor of these strides; empty: it can.
 std::string why_no_tensor_map(std::string_view label, const TensorSpec& spec) {
   const auto last = static_cast<std::size_t>(spec.rank) - 1;
-  if (spec.shape[last] % kStrideElements != 0) {
+  const std::int64_t step = stride_elements(spec.dtype);
+  if (spec.shape[last] % step != 0) {
     return fmt::format("{} has head_dim {}; expected a multiple of {}", label, spec.shape[last],
-                       kStrideElements);
+                       step);
   }
   if (spec.strides[last] != 1) {
     return fmt::format("{} has stride {} along head_dim; expected 1", label, spec.strides[last]);
   }
   for (std::size_t dim = 0; dim < last; ++dim) {
-    if (spec.shape[dim] > 1 &&
-        (spec.strides[dim] <= 0 || spec.strides[dim] % kStrideElements != 0)) {
+    if (spec.shape[dim] > 1 && (spec.strides[dim] <= 0 || spec.strides[dim] % step != 0)) {
       return fmt::format("{} has stride {} in dimension {}; expected a positive multiple of {}",
-                         label, spec.strides[dim], dim, kStrideElements);
+                         label, spec.strides[dim], dim, step);
     }
-    if (spec.shape[dim] > 1 && spec.strides[dim] >= kStrideEnd) {
+    if (spec.shape[dim] > 1 && spec.strides[dim] >= kStrideEnd / kStrideBytes * step) {
       return fmt::format("{} has stride {} in dimension {}; expected less than 2^40 bytes", label,
                          spec.strides[dim], dim);
     }
@@ -80,11 +87,15 @@ std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size) {
 
 namespace {
 
+/// Of 16 bits, or a code.
+driver::TensorMapElement element_of_map(Dtype dtype) {
+  if (size_bytes(dtype) == 1) return driver::TensorMapElement::u8;
+  return dtype == Dtype::f16 ? driver::TensorMapElement::f16 : driver::TensorMapElement::bf16;
+}
+
 /// (head_dim, seqlen, heads, batch); or, where heads of a box are neighbours, (head_dim, heads, seqlen, batch).
 driver::TensorMapSpec four_dimensions(const TensorView& t, bool has_neighbours = false) {
-  driver::TensorMapSpec spec{.element = t.dtype() == Dtype::f16 ? driver::TensorMapElement::f16
-                                                                : driver::TensorMapElement::bf16,
-                             .rank = 4};
+  driver::TensorMapSpec spec{.element = element_of_map(t.dtype()), .rank = 4};
   const int last = t.rank() - 1;
   const int row = last - 2, head = last - 1;
   const int order[] = {last, has_neighbours ? head : row, has_neighbours ? row : head, last - 3};
@@ -92,7 +103,7 @@ driver::TensorMapSpec four_dimensions(const TensorView& t, bool has_neighbours =
     const int dim = order[i];
     const std::int64_t size = dim >= 0 ? t.size(dim) : 1;
     // The stride of a dimension of one element is never walked, but must be one that TMA has.
-    const std::int64_t stride = size > 1 ? t.stride(dim) : kStrideElements;
+    const std::int64_t stride = size > 1 ? t.stride(dim) : stride_elements(t.dtype());
     spec.shape[i] = static_cast<std::uint64_t>(size);
     spec.stride_bytes[i] = static_cast<std::uint64_t>(stride) * size_bytes(t.dtype());
   }
@@ -123,13 +134,17 @@ TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorVi
   driver::TensorMapSpec spec = four_dimensions(t);
   spec.rank = 5;
   const std::uint64_t width = spec.shape[0];
-  const std::uint64_t panels = boxes.by_panels ? 1 : width / kPanelElements;
+  // Of codes a row may be narrower than a panel of theirs.
+  const auto of_panel = kPanelBytes / static_cast<std::uint64_t>(size_bytes(t.dtype()));
+  const bool is_narrow = size_bytes(t.dtype()) == 1 && width < of_panel;
+  const std::uint64_t panel = is_narrow ? width : of_panel;
+  const std::uint64_t panels = boxes.by_panels ? 1 : width / panel;
   spec.shape = {width / panels, spec.shape[1], panels, spec.shape[2], spec.shape[3]};
-  spec.stride_bytes = {spec.stride_bytes[0], spec.stride_bytes[1],
-                       kPanelElements * size_bytes(t.dtype()), spec.stride_bytes[2],
-                       spec.stride_bytes[3]};
-  spec.box = {static_cast<std::uint32_t>(kPanelElements), static_cast<std::uint32_t>(boxes.rows),
+  spec.stride_bytes = {spec.stride_bytes[0], spec.stride_bytes[1], kPanelBytes,
+                       spec.stride_bytes[2], spec.stride_bytes[3]};
+  spec.box = {static_cast<std::uint32_t>(panel), static_cast<std::uint32_t>(boxes.rows),
               static_cast<std::uint32_t>(std::min<std::uint64_t>(panels, boxes.most_panels)), 1, 1};
+  if (is_narrow) spec.swizzle = driver::TensorMapSwizzle::bytes_64;
   spec.l2_promotion = boxes.l2_promotion;
   return encode(spec, t.data());
 }

@@ -59,7 +59,8 @@ struct RowBoxes {
 };
 
 /// The first as (64, seqlen, head_dim / 64, heads, batch), in boxes of a panel behind the other; by panels as
-/// (head_dim, seqlen, 1, heads, batch), in boxes of one.
+/// (head_dim, seqlen, 1, heads, batch), in boxes of one. Of codes a panel is 128, or a row of 64 by a swizzle of 64
+/// bytes.
 TensorMapParam tensor_map_of_rows(const TensorMapEncoder& encode, const TensorView& tensor,
                                   const RowBoxes& boxes);
 

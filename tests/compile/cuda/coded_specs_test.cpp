@@ -1,4 +1,4 @@
-// sm80/attention_coded and sm80/decode_coded: registers suffice, and codes become operands without a conversion each.
+// Kernels over caches of codes: registers suffice, and codes become operands in as few instructions as there should be.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,6 +9,7 @@
 #include "compile/cuda/sass.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/sm80_decode_coded.hpp"
+#include "cuda/forward/sm90_decode_coded.hpp"
 #include "problem/decode.hpp"
 
 namespace fovea::cuda {
@@ -18,7 +19,9 @@ struct Shape {
   const char* name;
   Dtype codes;
   std::int64_t head_dim;
-  std::int64_t seqlen_q;  // of four heads for each key head
+  std::int64_t seqlen_q;   // of four heads for each key head
+  bool is_hopper = false;  // else Ampere
+  std::int64_t page_size = 16;
 };
 
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
@@ -31,8 +34,14 @@ ForwardPlan plan_of(const Shape& shape) {
       make_spec(shape.codes, std::array<std::int64_t, 4>{2, 32768, 8, shape.head_dim});
   problem.out = problem.q;
   problem.mask = causal();
-  const CacheLayout cache{.page_size = 16, .has_aligned_rows = true};
-  return choose_forward(validate_decode_problem(problem, cache, "test"), typical_device(9, 0));
+  const CacheLayout cache{.page_size = shape.page_size, .has_aligned_rows = true};
+  return choose_forward(validate_decode_problem(problem, cache, "test"),
+                        shape.is_hopper ? typical_device(9, 0) : typical_device(8, 0));
+}
+
+jit::Cubin compiled_for(const ForwardPlan& plan, bool is_hopper) {
+  return compiler().compile(planned_kernels(plan).front().text,
+                            {.major = is_hopper ? 9 : 8, .minor = 0});
 }
 
 class CodedSpecs : public ::testing::TestWithParam<Shape> {};
@@ -42,8 +51,7 @@ TEST_P(CodedSpecs, SpillNothing) {
   const ForwardPlan plan = plan_of(GetParam());
   const bool is_decode = GetParam().seqlen_q == 1;
   ASSERT_EQ(plan.candidate, is_decode ? Sm80DecodeCoded::kName : Sm80Coded::kName);
-  const jit::Cubin cubin =
-      compiler().compile(planned_kernels(plan).front().text, {.major = 9, .minor = 0});
+  const jit::Cubin cubin = compiled_for(plan, false);
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_EQ(cubin.report.local_bytes, 0);
   const auto code = machine_code(cubin);
@@ -58,6 +66,51 @@ INSTANTIATE_TEST_SUITE_P(All, CodedSpecs,
                          ::testing::Values(Shape{"decode_int8", Dtype::i8, 128, 1},
                                            Shape{"decode_e4m3", Dtype::e4m3, 128, 1},
                                            Shape{"chunk_of_wide_heads", Dtype::i8, 256, 64}),
+                         [](const auto& each) { return std::string(each.param.name); });
+
+class HopperCodedSpecs : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(HopperCodedSpecs, ConvertPairs) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const ForwardPlan plan = plan_of(GetParam());
+  ASSERT_EQ(plan.candidate, Sm90DecodeCoded::kName);
+  const jit::Cubin cubin = compiled_for(plan, true);
+  EXPECT_EQ(cubin.report.spill_bytes, 0);
+  EXPECT_EQ(cubin.report.local_bytes, 0);
+  const auto code = machine_code(cubin);
+  if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+  // m16n8k16: of 32 keys, each block of 16 with head_dim twice.
+  const std::int64_t products = 2 * GetParam().head_dim / 4;
+  EXPECT_EQ(count(*code, "HMMA.16816.F32 "), products);
+  // Each product has two pairs of keys or values. Of int8 values lack what makes them cheap.
+  const bool is_int8 = GetParam().codes == Dtype::i8;
+  EXPECT_EQ(count(*code, "F2FP.F16.E4M3.UNPACK_B"), is_int8 ? 0 : 2 * products);
+  EXPECT_EQ(count(*code, "HADD2 "), is_int8 ? products : 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HopperCodedSpecs,
+                         ::testing::Values(Shape{.name = "int8",
+                                                 .codes = Dtype::i8,
+                                                 .head_dim = 128,
+                                                 .seqlen_q = 1,
+                                                 .is_hopper = true},
+                                           Shape{.name = "int8_slots",
+                                                 .codes = Dtype::i8,
+                                                 .head_dim = 128,
+                                                 .seqlen_q = 1,
+                                                 .is_hopper = true,
+                                                 .page_size = 0},
+                                           Shape{.name = "e4m3_slots",
+                                                 .codes = Dtype::e4m3,
+                                                 .head_dim = 64,
+                                                 .seqlen_q = 4,
+                                                 .is_hopper = true,
+                                                 .page_size = 0},
+                                           Shape{.name = "e4m3",
+                                                 .codes = Dtype::e4m3,
+                                                 .head_dim = 128,
+                                                 .seqlen_q = 3,
+                                                 .is_hopper = true}),
                          [](const auto& each) { return std::string(each.param.name); });
 
 }  // namespace

@@ -192,6 +192,24 @@ FOVEA_DEVICE std::uint32_t cvt_e4m3x2(float lo, float hi) {
   return r;
 }
 
+/// cvt.rn.f16x2.e4m3x2 (Data Movement; sm_89) of bits 0..15: exact, NaN of either sign is NaN.
+FOVEA_DEVICE std::uint32_t f16x2_of_e4m3x2_lo(std::uint32_t codes) {
+  std::uint32_t r;
+  asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.rn.f16x2.e4m3x2 %0, lo; }"
+      : "=r"(r)
+      : "r"(codes));
+  return r;
+}
+
+/// The same of bits 16..31.
+FOVEA_DEVICE std::uint32_t f16x2_of_e4m3x2_hi(std::uint32_t codes) {
+  std::uint32_t r;
+  asm("{ .reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.rn.f16x2.e4m3x2 %0, hi; }"
+      : "=r"(r)
+      : "r"(codes));
+  return r;
+}
+
 /// cvt.rni.s32.f32 and cvt.pack.sat.u8 (Data Movement; sm_72): integers of 0 to 255, the first in bits 0..7, to nearest
 /// even, NaN 0. ptxas makes two instructions of the six.
 FOVEA_DEVICE std::uint32_t cvt_u8x4(float a, float b, float c, float d) {
@@ -246,6 +264,13 @@ FOVEA_DEVICE std::uint32_t prmt(std::uint32_t a, std::uint32_t b, std::uint32_t 
   std::uint32_t d;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
   return d;
+}
+
+/// add.rn.f16x2 (Half Precision).
+FOVEA_DEVICE std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t c;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
 }
 
 /// mul.rn.f16x2 (Half Precision).

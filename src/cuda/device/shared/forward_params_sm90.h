@@ -4,6 +4,7 @@
 #include "shared/forward_params.h"
 #include "shared/quantize_k.h"
 #include "shared/quantize_v.h"
+#include "shared/tensor_params.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
@@ -67,12 +68,13 @@ struct Sm90LatentParams {
 struct Sm90DecodeParams {
   // Dimensions (64, row, head_dim / 64, head, batch), paged (64, row of the page, head_dim / 64, head, page); boxes of
   // rows_per_box rows of a head, 128-byte swizzle. Where head_dim is padded (head_dim, row, 1, head, batch), boxes of
-  // 64 elements.
+  // 64 elements. Of codes (head_dim, row, 1, head, batch), boxes of whole rows, a swizzle as wide as they are.
   TensorMapParam k, v;
-  // Boxes of one slice and 64 elements, for a box of slices of which not all are asked for.
+  // Boxes of one slice and 64 elements, or all codes, for a box of slices of which not all are asked for.
   TensorMapParam k_slice, v_slice;
   ForwardParams common;
-  std::int32_t rows_per_box;  // rows of a box of keys that surely lie in one page
+  ScaleParam k_scale, v_scale;  // of codes
+  std::int32_t rows_per_box;    // rows of a box of keys that surely lie in one page
   // Of L2's lines those of keys make room first; else they go by its own order, and sums of groups stay longest.
   std::int32_t keys_go_first;
 };

@@ -71,7 +71,7 @@ struct PlainSpec : ForwardSpec {
   bool operator==(const PlainSpec&) const = default;
 };
 
-/// sm90/decode.
+/// sm90/decode, and sm90/decode_coded, which is it over codes.
 struct Sm90DecodeSpec : ForwardSpec {
   // Neighbouring slices of tile_kv keys that arrive together; `stages` is how many such boxes shared memory has.
   std::int32_t slices_of_box = 1;
@@ -79,7 +79,11 @@ struct Sm90DecodeSpec : ForwardSpec {
   // splits, and the combine kernel makes groups of them. The same bits.
   bool has_groups = false;
   bool takes_groups = false;
+  // Of a cache; none: elements of q's dtype. Both or neither.
+  Codes k_codes = Codes::none;
+  Codes v_codes = Codes::none;
 
+  constexpr bool has_codes() const { return k_codes != Codes::none; }
   bool operator==(const Sm90DecodeSpec&) const = default;
 };
 
@@ -201,6 +205,11 @@ constexpr std::int32_t sm90_decode_readers(const Sm90DecodeSpec& spec) {
   return spec.num_warps - kDecodeLoaders;
 }
 
+/// Of an element of keys and of values, as they arrive.
+constexpr std::int32_t sm90_decode_key_bytes(const Sm90DecodeSpec& spec) {
+  return spec.has_codes() ? 1 : element_bytes(spec.element);
+}
+
 /// Does sm90/decode load each panel of 64 elements by itself? All of them lie in one box, one behind the other, only
 /// where that has all rows of a buffer, and the last panel is not cut.
 constexpr bool sm90_decode_loads_panels(const Sm90DecodeSpec& spec, std::int32_t rows_per_box) {
@@ -215,12 +224,14 @@ inline constexpr std::int32_t kDecodeRecordBytes = 96;
 struct Sm90DecodeLayout {
   std::int32_t slice_bytes;  // of keys and values
   std::int32_t box_bytes;
+  std::int32_t scale_bytes;  // of a box of codes: its keys' scales, then its values'
   // What a computing warp leaves for the others of a row: O, then origin, sum and maximum. Rows are 8 banks apart, so
   // that the pairs which lanes hold go to different ones.
   std::int32_t part_row_bytes;
   std::int32_t part_bytes;
 
   std::int32_t boxes;         // [stage] keys, then values
+  std::int32_t scales;        // [stage]
   std::int32_t parts;         // [reader][row]
   std::int32_t records;       // [record] Work
   std::int32_t full, empty;   // [stage] barriers of 8 bytes
@@ -232,11 +243,13 @@ constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
   SharedRoom room;
   Sm90DecodeLayout at{};
   at.slice_bytes =
-      element_bytes(spec.element) * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
+      sm90_decode_key_bytes(spec) * spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v);
   at.box_bytes = spec.slices_of_box * at.slice_bytes;
+  at.scale_bytes = spec.has_codes() ? 2 * 4 * spec.slices_of_box * spec.tile_kv : 0;
   at.part_row_bytes = 4 * spec.head_dim_v + 32;
   at.part_bytes = spec.tile_q * at.part_row_bytes;
   at.boxes = room.take(spec.stages * at.box_bytes);
+  at.scales = room.take(spec.stages * at.scale_bytes);
   at.parts = room.take(sm90_decode_readers(spec) * at.part_bytes);
   at.records = room.take(kDecodeRecords * kDecodeRecordBytes);
   at.full = room.take(8 * spec.stages);

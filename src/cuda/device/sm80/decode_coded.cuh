@@ -32,6 +32,7 @@
 
 #include "common/careful_row.cuh"
 #include "common/codes.cuh"
+#include "common/codes_of_row.cuh"
 #include "common/online_softmax.cuh"
 #include "common/row_view.cuh"
 #include "common/sequence.cuh"
@@ -51,39 +52,6 @@
 namespace fovea::cuda::sm80 {
 
 using namespace team;
-
-/// Keys and values of codes as floats, for rows key by key.
-template <CodedDecodeSpec spec>
-struct CodesOfRow {
-  const CodedParams& p;
-  const Work& work;
-
-  template <int count>
-  FOVEA_DEVICE_MEMBER void load_key(float (&elements)[count], const KvPlace& place) const {
-    load<spec.k_codes>(elements, p.common.k, p.k_scale, place);
-  }
-  template <int count>
-  FOVEA_DEVICE_MEMBER void load_value(float (&elements)[count], const KvPlace& place) const {
-    load<spec.v_codes>(elements, p.common.v, p.v_scale, place);
-  }
-
- private:
-  template <Codes codes, int count>
-  FOVEA_DEVICE_MEMBER void load(float (&elements)[count], const BshdParam& t,
-                                const ScaleParam& scales, const KvPlace& place) const {
-    const float scale =
-        ptx::ld_global(scale_at(scales, work.sequence.idx, place.batch, place.row, work.kv_head));
-    const auto* const row = static_cast<const std::uint8_t*>(t.data) + place.in(t, work.kv_head);
-#pragma unroll
-    for (int i = 0; i < count / 2; ++i) {
-      const std::uint32_t pair = ptx::ld_global(
-          reinterpret_cast<const std::uint16_t*>(row + 64 * i + 2 * ptx::lane_idx()));
-      const FourNumbers numbers = numbers_of<codes>(pair, scale);
-      elements[2 * i] = numbers.x[0];
-      elements[2 * i + 1] = numbers.x[1];
-    }
-  }
-};
 
 /// Words of four codes, as many as a load of 16 or 8 bytes brings.
 template <int num_words>
@@ -181,8 +149,8 @@ struct CodedReader {
     ptx::sync_threads();
     const Join<kWarp, Mods, WarpParts> rows_of_cta{team, parts};
     rows_of_cta.run(warp, spec.num_warps, [this](const RowView<kWarp>& row) {
-      using Rows = CodesOfRow<spec>;
-      CarefulRow<kWarp, Mods, Rows>(row, Rows{p, team.work}).run();
+      using Rows = CodesOfRow<spec.k_codes, spec.v_codes>;
+      CarefulRow<kWarp, Mods, Rows>(row, Rows{p.common, p.k_scale, p.v_scale, team.work}).run();
     });
   }
 

@@ -23,18 +23,23 @@
 // where they lie in shared memory; of other NaN and infinity in V, a row whose sums are not finite computes its split
 // again, key by key.
 //
+// Keys and values may be codes of 8 bits (sm90/decode_coded): half the bytes, so that slices are of 32 keys and boxes of
+// 128. Their scales come beside them by cp.async; codes become operands in registers.
+//
 // Chapters, in decode/:
 //
 //   cta.cuh       where things lie in shared memory, what the loading warps post
 //   box_walk.cuh  which boxes of keys the rows see, and which slices of them
 //   load.cuh      which splits a CTA has; keys and values on their way in, pages too
+//   scales.cuh    those of codes on their way in
+//   codes.cuh     products of codes
 //   compute.cuh   slices, and what all warps' sums together are
 //
 // Read common/careful_row.cuh for a row key by key, where V holds NaN or infinity.
 //
-// Refused (decode_sm90.cpp has the words): f32, packed keys, more than 16 rows, head dims above 128, no more keys
+// Refused (sm90_decode.cpp has the words): f32, packed keys, more than 16 rows, head dims above 128, no more keys
 // than one split has, and what TMA cannot read by slices: pages of other sizes than multiples of 8, rows that do not
-// lie at multiples of 16 bytes.
+// lie at multiples of 16 bytes; of codes head dims other than 64 and 128.
 #pragma once
 
 #include "ptx/barrier.cuh"
@@ -57,7 +62,7 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
   if (cta.warp != L::kReaders || !ptx::elect_one()) return;
   for (const TensorMapParam* map : {&cta.p.k, &cta.p.v}) ptx::prefetch_tensormap(tensor_map(*map));
   for (int i = 0; i < L::kStages; ++i) {
-    ptx::mbarrier_init(cta.barrier(L::kAt.full, i), 1);
+    ptx::mbarrier_init(cta.barrier(L::kAt.full, i), L::kArrivals);
     ptx::mbarrier_init(cta.barrier(L::kAt.empty, i), L::kSlices);
   }
   for (int i = 0; i < L::kRecords; ++i) {

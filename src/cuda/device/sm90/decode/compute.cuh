@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/careful_row.cuh"
+#include "common/codes_of_row.cuh"
 #include "common/online_softmax.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
@@ -10,6 +11,7 @@
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/decode/box_walk.cuh"
+#include "sm90/decode/codes.cuh"
 #include "sm90/decode/cta.cuh"
 #include "sm90/decode/group.cuh"
 #include "team/compute.cuh"
@@ -30,6 +32,7 @@ struct Reader {
   using Row = RowView<L::kWarpSpec>;
   using Scores = team::Scores<L::kWarpSpec, Mods>;
   using Sums = team::Sums<L::kWarpSpec, Mods>;
+  using Products = typename ProductsOf<spec, Mods>::Type;
   const Cta<spec>& cta;
   Ring<L::kStages> boxes{0};
   Ring<L::kRecords> records{0};
@@ -57,7 +60,12 @@ struct Reader {
   FOVEA_DEVICE_MEMBER void compute(const Work& work) {
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
     Sums sums;
-    read_queries(team, sums.scores);
+    Products products;
+    if constexpr (spec.has_codes()) {
+      products.read_queries(team, sums);
+    } else {
+      read_queries(team, sums.scores);
+    }
     sums.start();
     const TileSpan rows = span_of<L::kWarpSpec>(work);
     BoxWalk<spec, Mods> walk(cta, work, rows);
@@ -67,10 +75,11 @@ struct Reader {
       const int mine = first_slot_from(boxes.stage * L::kSlices);
       if (mine >= L::kSlices) continue;
       ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, boxes.stage), boxes.parity);
-      if (box.sees(mine)) add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
+      if (box.sees(mine))
+        add_slice(team, sums, products, mine, {box.first + mine, box.is_full(mine)});
       cta.release(cta.barrier(L::kAt.empty, boxes.stage));
     }
-    put_rows(team, sums, part);
+    put_rows(team, sums, products, part);
   }
 
   /// Slots belong to warps in turn: how many behind this one is the first of this warp. From a split's first slot on it
@@ -101,7 +110,7 @@ struct Reader {
   }
 
   /// Of the box that has arrived its slice `at`.
-  FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, int at,
+  FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, Products& products, int at,
                                      VisitedTile slice) const {
     const auto values = cta.slice_of(cta.values_at(boxes.stage), at);
     const int num_keys = team.work.kv_end - slice.idx * spec.tile_kv;
@@ -109,12 +118,23 @@ struct Reader {
     if (is_cut) clear_behind_keys(values, num_keys);
     slice.is_full = slice.is_full && !is_cut;
     typename Scores::Fragments s;
-    sums.scores.multiply_keys(team, s, cta.slice_of(cta.keys_at(boxes.stage), at));
+    const auto keys = cta.slice_of(cta.keys_at(boxes.stage), at);
+    if constexpr (spec.has_codes()) {
+      products.multiply_keys(team, sums, s, keys,
+                             cta.key_scales_at(boxes.stage, at * spec.tile_kv));
+    } else {
+      sums.scores.multiply_keys(team, s, keys);
+    }
     sums.scores.modify(team, s, slice);
     sums.scores.mask(team, s, slice);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) sums.drop(team, s, slice);
-    sums.multiply_values(team, s, values);
+    if constexpr (spec.has_codes()) {
+      products.multiply_values(team, sums, s, values,
+                               cta.value_scales_at(boxes.stage, at * spec.tile_kv));
+    } else {
+      sums.multiply_values(team, s, values);
+    }
     if (is_cut) ptx::fence_proxy_async_shared_cta();
   }
 
@@ -130,7 +150,8 @@ struct Reader {
 
   // ---- join --------------------------------------------------------------------------------------
 
-  FOVEA_DEVICE_MEMBER void put_rows(const Team& team, const Sums& sums, int part) const {
+  FOVEA_DEVICE_MEMBER void put_rows(const Team& team, const Sums& sums, const Products& products,
+                                    int part) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       RowState row = sums.rows[0][half];
@@ -141,10 +162,14 @@ struct Reader {
         const float row_max = spec.wants_row_max ? sums.row_max[0][half] : 0.0F;
         cta.parts().put_state(part, team.my_row(0, half), row, row_max);
       }
+      if constexpr (spec.has_codes()) {
+        products.put_columns(to, sums, half);
+      } else {
 #pragma unroll
-      for (int j = 0; j < T::kColBlocks; ++j) {
-        ptx::st_shared(to + (j * 8 + cta.lane % 4 * 2) * 4,
-                       ptx::F32x2{sums.out[0][j][half * 2], sums.out[0][j][half * 2 + 1]});
+        for (int j = 0; j < T::kColBlocks; ++j) {
+          ptx::st_shared(to + (j * 8 + cta.lane % 4 * 2) * 4,
+                         ptx::F32x2{sums.out[0][j][half * 2], sums.out[0][j][half * 2 + 1]});
+        }
       }
     }
   }
@@ -152,9 +177,20 @@ struct Reader {
   FOVEA_DEVICE_MEMBER void join(const Work& work) {
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
     const team::Join<L::kWarpSpec, Mods, typename L::Parts> rows{team, cta.parts()};
-    if constexpr (spec.takes_groups) return group.add(cta.warp, rows, cta.policy_of_sums());
-    rows.run(cta.warp, L::kReaders,
-             [](const Row& row) { CarefulRow<L::kWarpSpec, Mods>(row).run(); });
+    const auto careful = [this](const Row& row) { compute_carefully(row); };
+    if constexpr (spec.takes_groups)
+      return group.add(cta.warp, rows, cta.policy_of_sums(), careful);
+    rows.run(cta.warp, L::kReaders, careful);
+  }
+
+  FOVEA_DEVICE_MEMBER void compute_carefully(const Row& row) const {
+    if constexpr (spec.has_codes()) {
+      using Rows = CodesOfRow<spec.k_codes, spec.v_codes>;
+      CarefulRow<L::kWarpSpec, Mods, Rows>(row, Rows{row.p, cta.p.k_scale, cta.p.v_scale, row.work})
+          .run();
+    } else {
+      CarefulRow<L::kWarpSpec, Mods>(row).run();
+    }
   }
 };
 

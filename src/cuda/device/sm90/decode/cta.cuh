@@ -28,7 +28,7 @@ struct Layout {
   static constexpr int kSlices = spec.slices_of_box;
   /// Of a box; a slice is a part of its rows.
   template <int head_dim>
-  using BoxTile = SharedTile<kSlices * spec.tile_kv, T::kElement.bytes * head_dim>;
+  using BoxTile = SharedTile<kSlices * spec.tile_kv, sm90_decode_key_bytes(spec) * head_dim>;
   using KTile = BoxTile<spec.head_dim_qk>;
   using VTile = BoxTile<spec.head_dim_v>;
   static constexpr int kRecords = kDecodeRecords;
@@ -42,8 +42,12 @@ struct Layout {
   static_assert(kStages * kSlices % kReaders == 0, "a slot is one warp's");
   static_assert(kStages % kLoaders == 0, "a box is one loading warp's");
   static_assert(kReaders % kSlices == 0, "of a box a warp has one slice");
-  static_assert(spec.tile_kv * T::KTile::kRowPitch % 1024 == 0,
+  static_assert(spec.tile_kv * KTile::kRowPitch % 1024 == 0 &&
+                    spec.tile_kv * VTile::kRowPitch % 1024 == 0,
                 "TMA's swizzle repeats after 1024 bytes");
+  static_assert(spec.has_codes() == (spec.v_codes != Codes::none), "both are codes or neither");
+  /// The loading warp's lane that asks for a box; of codes each lane copies scales.
+  static constexpr int kArrivals = spec.has_codes() ? 1 + 32 : 1;
 };
 
 template <Sm90DecodeSpec spec>
@@ -61,6 +65,13 @@ struct Cta : RoleWarp {
   template <class Tile>
   FOVEA_DEVICE_MEMBER static Tile slice_of(const Tile& box, int slice) {
     return {box.base + slice * spec.tile_kv * Tile::kRowPitch};
+  }
+  /// Of codes: the scales of keys `key` and behind it of a box; of its values.
+  FOVEA_DEVICE_MEMBER SharedAddress key_scales_at(int stage, int key) const {
+    return smem + L::kAt.scales + stage * L::kAt.scale_bytes + 4 * key;
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress value_scales_at(int stage, int key) const {
+    return key_scales_at(stage, key) + L::kAt.scale_bytes / 2;
   }
   FOVEA_DEVICE_MEMBER typename L::Parts parts() const { return {smem + L::kAt.parts}; }
 

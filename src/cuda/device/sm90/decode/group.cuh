@@ -2,7 +2,6 @@
 // rows' in registers from the first split to the last.
 #pragma once
 
-#include "common/careful_row.cuh"
 #include "common/fold_splits.cuh"
 #include "common/sequence.cuh"
 #include "ptx/memory.cuh"
@@ -22,7 +21,10 @@ class Group {
 
  public:
   /// Of the CTA's next split rows warp, warp + kReaders, ...; behind the last split of a group their states go out.
-  FOVEA_DEVICE_MEMBER void add(int warp, const Join& join, ptx::CachePolicy policy) {
+  /// careful(row) computes one again whose sums are not finite.
+  template <class Careful>
+  FOVEA_DEVICE_MEMBER void add(int warp, const Join& join, ptx::CachePolicy policy,
+                               const Careful& careful) {
     const Work& split = join.team.work;
     Work of_group = split;
     of_group.split /= splits_of_group(split.sequence.seqlen_kv, spec.most_splits);
@@ -31,7 +33,7 @@ class Group {
 #pragma unroll 1
     for (int row = warp; row < spec.tile_q; row += L::kReaders) {
       const Row r = team.row_at(row);
-      if (r.exists) add_row(join, row, r);
+      if (r.exists) add_row(join, row, r, careful);
       if (r.exists && is_last) store(r, policy);
       turn(is_last);
     }
@@ -44,13 +46,15 @@ class Group {
   };
   static constexpr int kRowsOfWarp = spec.tile_q / L::kReaders;
 
-  FOVEA_DEVICE_MEMBER void add_row(const Join& join, int row, const Row& r) {
+  template <class Careful>
+  FOVEA_DEVICE_MEMBER void add_row(const Join& join, int row, const Row& r,
+                                   const Careful& careful) {
     const team::JoinedRow joined = join.join(row);
     float lse = joined.result.lse;
     float beside = beside_lse(lse, joined.sum, joined.row_max);
     ptx::F32x4 columns = joined.columns;
     if (!joined.is_finite) {
-      CarefulRow<L::kWarpSpec, Mods>(r).run();
+      careful(r);
       ptx::sync_warp();  // its lanes have other columns
       lse = ptx::ld_global(r.p.partial_lse + r.partial_at());
       if (spec.wants_row_max || is_huge(lse))

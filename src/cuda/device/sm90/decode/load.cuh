@@ -1,5 +1,5 @@
 // Which splits a CTA computes, and their keys and values on the way into shared memory: by TMA, each of two warps into
-// buffers of its own. Read compute.cuh next.
+// buffers of its own; scales of codes by cp.async (scales.cuh). Read compute.cuh next.
 #pragma once
 
 #include "common/sequence.cuh"
@@ -10,6 +10,7 @@
 #include "ptx/warp.cuh"
 #include "sm90/decode/box_walk.cuh"
 #include "sm90/decode/cta.cuh"
+#include "sm90/decode/scales.cuh"
 #include "sm90/split_finder.cuh"
 #include "team/team.cuh"
 #include "team/walk.cuh"
@@ -43,6 +44,15 @@ class PageWindow {
     // A box without keys gets page -1: TMA fills it with zeros.
     if (key >= work_.kv_end) return {0, -1};
     return {found.row, static_cast<std::int32_t>(one_of(found.page, p_.common.num_slots))};
+  }
+
+  /// Of this lane's key, below kv_end, in the slice that was asked for last. rows_per_box is a power of two: a slice has as
+  /// many rows, or whole boxes of them.
+  FOVEA_DEVICE_MEMBER KvPlace place_of_each(std::int32_t key) const {
+    const std::int32_t box = key >> lowest_bit(static_cast<std::uint32_t>(p_.rows_per_box));
+    const std::int32_t row = ptx::shfl_idx(now_.row, box - begin_);
+    const std::int32_t page = ptx::shfl_idx(now_.page, box - begin_);
+    return {one_of(page, p_.common.num_slots), row + (key & p_.rows_per_box - 1)};
   }
 
  private:
@@ -121,6 +131,7 @@ struct Load {
   /// All slices in one box, or each that some row sees.
   FOVEA_DEVICE_MEMBER void load_box(const Work& work, const VisitedBox& box) const {
     cta.await(cta.barrier(L::kAt.empty, boxes.stage), boxes.parity);
+    if constexpr (spec.has_codes()) load_scales(work, box);
     if (!ptx::elect_one()) return;
     const auto row = static_cast<std::int32_t>(work.sequence.kv_row) + box.first * spec.tile_kv;
     const auto batch = static_cast<std::int32_t>(work.sequence.kv_batch);
@@ -157,6 +168,26 @@ struct Load {
         ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, boxes.stage), L::kAt.box_bytes);
       load_rows(work, row, place.row, place.page);
     }
+    if constexpr (spec.has_codes()) {
+      const int mine = least(cta.lane % spec.tile_kv, work.kv_end - box.first * spec.tile_kv - 1);
+      const ScalesOfHead<spec> scales(cta, work);
+      const KvPlace place = pages.place_of_each(box.first * spec.tile_kv + mine);
+      if (cta.lane < spec.tile_kv) scales.load(boxes.stage, cta.lane, place);
+      scales.arrive(boxes.stage);
+    }
+  }
+
+  /// Of all keys of a box. Behind the last key it is that key's: what is loaded twice is hidden.
+  FOVEA_DEVICE_MEMBER void load_scales(const Work& work, const VisitedBox& box) const {
+    const ScalesOfHead<spec> scales(cta, work);
+    const std::int32_t first = box.first * spec.tile_kv;
+#pragma unroll
+    for (int i = 0; i < L::kSlices * spec.tile_kv; i += 32) {
+      const std::int32_t key = least(first + i + cta.lane, work.kv_end - 1);
+      scales.load(boxes.stage, i + cta.lane,
+                  {work.sequence.kv_batch, static_cast<std::int32_t>(work.sequence.kv_row) + key});
+    }
+    scales.arrive(boxes.stage);
   }
 
   /// Rows of keys and of values, into the buffer's rows from `to_row` on; what lies outside the tensor arrives as

@@ -149,6 +149,16 @@ FOVEA_DEVICE std::uint32_t cvt_e4m3x2(float lo, float hi, Site site = Site::here
   return emulator::encode_e4m3(lo) | emulator::encode_e4m3(hi) << 8;
 }
 
+FOVEA_DEVICE std::uint32_t f16x2_of_e4m3x2_lo(std::uint32_t codes, Site site = Site::here()) {
+  emulator::require(89, {"cvt.f16x2.e4m3x2", site});
+  return emulator::encode_f16(emulator::decode_e4m3(codes & 0xffU)) |
+         emulator::encode_f16(emulator::decode_e4m3(codes >> 8 & 0xffU)) << 16;
+}
+
+FOVEA_DEVICE std::uint32_t f16x2_of_e4m3x2_hi(std::uint32_t codes, Site site = Site::here()) {
+  return f16x2_of_e4m3x2_lo(codes >> 16, site);
+}
+
 /// Four integers from `least` to `greatest`, the first in bits 0..7.
 FOVEA_DEVICE std::uint32_t bytes_of(const float (&numbers)[4], float least, float greatest) {
   std::uint32_t word = 0;
@@ -208,6 +218,11 @@ FOVEA_DEVICE std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b, Site sit
   emulator::require(80, {"fma.bf16x2", site});
   return emulator::encode_bf16(f32_of_bf16_lo(a) * f32_of_bf16_lo(b)) |
          emulator::encode_bf16(f32_of_bf16_hi(a) * f32_of_bf16_hi(b)) << 16;
+}
+
+FOVEA_DEVICE std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
+  return emulator::encode_f16(f32_of_f16_lo(a) + f32_of_f16_lo(b)) |
+         emulator::encode_f16(f32_of_f16_hi(a) + f32_of_f16_hi(b)) << 16;
 }
 
 FOVEA_DEVICE std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {

@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Decoding over caches of codes beside a cache of bf16 on one GPU: times, ratios, errors.
+
+usage: gpu_coded_peers.py --library libfovea.so [--before libother.so] [--match REGEX] [--seconds 300] [--rounds 9] [--json FILE]
+
+gpu_decode_peers.py's problems of 8 to 128 sequences, and one, from 4,096 keys on, contiguous and in shuffled pages of 16. Codes and a scale of each row and head are made by PyTorch; scales of a head lie side by side, as fovea.kv_cache
+has them, or rows' do ("scales by rows"). Contenders are Fovea over bf16, int8 and e4m3, and the other library over codes. Outputs are compared with a formula in f32 over the numbers that codes stand for; what is
+reported as an error is against the numbers before they were rounded. Clocks, flushes and rounds are gpu_peers.py's; a bound is what a kernel makes that only reads as many bytes as codes are.
+"""
+
+import argparse
+import ctypes
+import json
+import math
+import pathlib
+import re
+import sys
+import time
+
+import torch
+
+from gpu_decode_peers import HEAD_DIM, HEADS_KV, FoveaDecode, Problem
+from gpu_peers import Clock, fovea
+from gpu_reader import reader_of
+
+CODES = {"int8": (torch.int8, 127.0), "e4m3": (torch.float8_e4m3fn, 448.0)}
+DIFFERENCE = 4e-3  # of the whole, of the kernel from its codes: outputs are rounded to bf16
+# batch, keys, rows, page size, scales by rows
+CASES = [(batch, keys, rows, page_size, False) for rows in (8, 16, 1) for page_size in (0, 16)
+         for batch, keys in ((8, 32768), (32, 8192), (8, 8192), (32, 32768), (128, 8192), (1, 32768), (1, 4096), (128, 1024))]
+CASES += [(8, 32768, 8, page_size, True) for page_size in (0, 16)]
+
+
+def codes_of(numbers, kind, by_rows):
+    """Codes, and scales [slots, rows, heads] in the order of a cache."""
+    dtype, largest = CODES[kind]
+    codes = torch.empty(numbers.shape, dtype=dtype, device=numbers.device)
+    slots, rows, heads, _ = numbers.shape
+    scales = torch.empty((slots, rows, heads), device=numbers.device) if by_rows else torch.empty((slots, heads, rows), device=numbers.device).transpose(1, 2)
+    step = max(1, (1 << 18) // rows)
+    for begin in range(0, slots, step):
+        part = numbers[begin:begin + step].float()
+        scale = part.abs().amax(-1).div(largest).clamp(min=2.0**-126)
+        scaled = part / scale.unsqueeze(-1)
+        codes[begin:begin + step] = (scaled.round() if kind == "int8" else scaled).to(dtype)
+        scales[begin:begin + step] = scale
+    return codes, scales
+
+
+class CodedProblem(Problem):
+    """The same queries, lengths and pages, with codes in place of what they stand for."""
+
+    def __init__(self, of, kind, by_rows):
+        self.__dict__.update(of.__dict__)
+        (self.k, self.k_scale), (self.v, self.v_scale) = (codes_of(t, kind, by_rows) for t in (of.k, of.v))
+
+    def first_sequence(self):
+        length = self.lengths[0] - 1
+        at = (lambda t: t[0]) if self.page_table is None else (lambda t: t[self.page_table[0].long()].flatten(0, 1))
+        return tuple((at(t)[:length].float() * at(scale)[:length].unsqueeze(-1)) for t, scale in ((self.k, self.k_scale), (self.v, self.v_scale)))
+
+
+class FoveaDecodeCodes(FoveaDecode):
+    def __init__(self, library, problem):
+        scales = {name: fovea.torch_tensor(getattr(problem, name)) for name in ("k_scale", "v_scale")}
+        super().__init__(library, problem, **{name: ctypes.pointer(t) for name, t in scales.items()})
+        self.kept += scales, problem
+
+
+def distance(a, b):
+    return ((a.float() - b).norm() / b.norm()).item()
+
+
+def measure(case, libraries, clock, rounds):
+    batch, keys, rows, page_size, by_rows = case
+    problem = Problem(f"{batch} x {keys} keys", [keys] * batch, rows, page_size)
+    problem.label += ", scales by rows" if by_rows else ""
+    problem.make()
+    unrounded = problem.expected()
+    row = {"case": problem.label, "us": {}, "error": {}, "wrong": []}
+    calls = {"bf16": FoveaDecode(libraries["fovea"], problem)}
+    expected = {"bf16": unrounded}
+    for kind in CODES:
+        coded = CodedProblem(problem, kind, by_rows)
+        for name, library in libraries.items():
+            label = kind if name == "fovea" else f"{kind} {name}"
+            calls[label] = FoveaDecodeCodes(library, coded)
+            expected[label] = coded.expected()
+    for name, call in calls.items():
+        out = call()[0]
+        from_codes, row["error"][name] = distance(out, expected[name]), distance(out, unrounded)
+        if not from_codes <= DIFFERENCE:
+            row["wrong"].append(f"{problem.label}: {name} differs from its codes by {from_codes:.2g}; expected at most {DIFFERENCE}")
+    size = problem.bytes() // 2 + problem.bytes() // (HEAD_DIM // 2)  # and scales
+    figures = clock.figures(calls | {"read": reader_of(size)}, rounds, as_calls=("read",))
+    row["us"] = {name: 1e3 * figure.ms for name, figure in figures.items()}
+    return row
+
+
+def markdown(rows):
+    names = list(dict.fromkeys(name for row in rows for name in row["us"]))
+    lines = ["| case | " + " | ".join(f"{name} us" for name in names) + " | int8: of bf16 | of a read | error | e4m3: of bf16 | of a read | error |", "|---" * (len(names) + 7) + "|"]
+    for row in rows:
+        us = row["us"]
+        cells = [f"{us[name]:.1f}" if name in us else "-" for name in names]
+        for kind in CODES:
+            cells += [f"{us['bf16'] / us[kind]:.2f}", f"{us['read'] / us[kind]:.0%}", f"{row['error'][kind]:.4f}"]
+        lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def parse_args():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="libfovea.so")
+    parser.add_argument("--before", help="another libfovea.so, as one more contender over codes")
+    parser.add_argument("--match", default="", help="cases whose names contain this regular expression")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=300, help="no case starts later than this")
+    parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file, case by case")
+    return parser.parse_args()
+
+
+def main():
+    args = parse_args()
+    if not torch.cuda.is_available():
+        print("gpu_coded_peers: skipped, PyTorch has no GPU")
+        return 77
+    begin, clock = time.monotonic(), Clock()
+    torch.manual_seed(0)
+    libraries = {"fovea": fovea.Library(args.library)} | ({"before": fovea.Library(args.before)} if args.before else {})
+    rows = []
+    for case in CASES:
+        if time.monotonic() - begin > args.seconds:
+            print(f"gpu_coded_peers: {args.seconds:.0f} s are over; the rest is cut off", file=sys.stderr)
+            break
+        batch, keys, num_rows, page_size, by_rows = case
+        if not re.search(args.match, f"{batch} x {keys}, {num_rows} rows, pages of {page_size}{', scales by rows' if by_rows else ''}"):
+            continue
+        rows.append(measure(case, libraries, clock, args.rounds))
+        print(f"gpu_coded_peers: {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
+        if args.json:
+            args.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(0), "rounds": args.rounds, "rows": rows}, indent=1))
+    print(f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}; medians of {args.rounds}.\n\n{markdown(rows)}")
+    wrong = [text for row in rows for text in row["wrong"]]
+    for text in wrong:
+        print(f"WRONG  {text}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+// Products of a warp over a cache of codes. Read compute.cuh for when they are made.
+//
+//   S = unit scale_k (Q' K),  O = (P scale_v / limit) V limit        Q' = Q / unit, in f16
+//
+// Codes become f16, which holds both kinds exactly and costs least (common/f16_codes.cuh): of int8 2.5 instructions a
+// pair, of e4m3 1 for keys and 1.5 for values. So all operands are f16, whose range is that of neither bf16 nor
+// scales: each row of Q is divided by a power of two, and weights by the least power of two that no scale of a value so
+// far is above; the products that they are made of are multiplied by it again. Q loses nothing: an element keeps all
+// its bits down to 2^-31 of its row's greatest. Weights keep the 11 bits of f16 down to 2^-21 of the greatest.
+//
+//   K   ldmatrix: chunk c of 16 codes is step c, of which lane l has codes 4 (l % 4) to 4 (l % 4) + 3; of Q the same
+//   V   ldmatrix.trans: of chunk c and keys 2 (l % 4), 2 (l % 4) + 1 columns 2 (l / 4), 2 (l / 4) + 1: a block of O has
+//       the even columns of a chunk, the next one the odd ones
+#pragma once
+
+#include "common/f16_codes.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+#include "ptx/warp.cuh"
+#include "sm90/decode/cta.cuh"
+#include "team/compute.cuh"
+#include "team/scores.cuh"
+#include "team/team.cuh"
+
+namespace fovea::cuda::sm90::decoding {
+
+/// A power of two, by the bits of its exponent.
+FOVEA_DEVICE float power_of_two(std::int32_t biased) {
+  return ptx::bit_cast<float>(static_cast<std::uint32_t>(biased) << 23);
+}
+/// The exponent of a number that is not negative; 0 of what is no normal number, 255 of infinity.
+FOVEA_DEVICE std::int32_t biased_exponent(float x) {
+  return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(x) >> 23);
+}
+
+/// How a warp multiplies codes, and what it has of a split for that beside its sums.
+template <Sm90DecodeSpec spec, class Mods>
+class CodedProducts {
+  using L = Layout<spec>;
+  using T = typename L::T;
+  using Team = team::Team<L::kWarpSpec>;
+  using Sums = team::Sums<L::kWarpSpec, Mods>;
+  using Fragments = typename Sums::Fragments;
+  static_assert(!spec.has_padded_head_dim, "rows are whole chunks");
+
+ public:
+  static constexpr int kQkChunks = spec.head_dim_qk / 16, kVChunks = spec.head_dim_v / 16;
+
+  /// A operands of Q Kᵀ, straight from memory. Rows that do not exist are the first one: nobody asks for what becomes of
+  /// them.
+  FOVEA_DEVICE_MEMBER void read_queries(const Team& team, Sums& sums) {
+    auto& queries = sums.scores.queries;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int mine = team.my_row(0, half);
+      const RowView<L::kWarpSpec> row = team.row_at(team.row_at(mine).exists ? mine : 0);
+      const char* const from = static_cast<const char*>(team.p.q.data) +
+                               (row.query_at() + team.lane % 4 * 4) * T::kElement.bytes;
+#pragma unroll
+      for (int c = 0; c < kQkChunks; ++c) {
+        const auto four = ptx::ld_global_nc(reinterpret_cast<const ptx::U32x2*>(from + c * 32));
+        queries[c][0][half] = four.x;
+        queries[c][0][half + 2] = four.y;
+      }
+      if constexpr (spec.element == Element::bf16) unit_[half] = make_f16(queries, half);
+    }
+  }
+
+  /// S = Q Kᵀ. scales: of the slice's keys.
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER void multiply_keys(const Team& team, const Sums& sums, Fragments& s,
+                                         const Tile& keys, SharedAddress scales) const {
+    const auto& queries = sums.scores.queries;
+    const SharedAddress row = keys.chunk(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
+#pragma unroll
+    for (int j = 0; j < T::kKeyBlocks; j += 2) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[0][j][e] = s[0][j + 1][e] = 0;
+#pragma unroll
+      for (int c = 0; c < kQkChunks; c += 2) {
+        const ptx::U32x4 words =
+            ptx::ldmatrix_x4(Tile::chunk_ahead(row, c) + j * 8 * Tile::kRowPitch);
+        multiply_chunk(s[0][j], queries[c][0], words.x);
+        multiply_chunk(s[0][j], queries[c + 1][0], words.y);
+        multiply_chunk(s[0][j + 1], queries[c][0], words.z);
+        multiply_chunk(s[0][j + 1], queries[c + 1][0], words.w);
+      }
+    }
+    for_each_pair(team, scales, [&](int j, const ptx::F32x2& scale) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        s[0][j][2 * half] *= unit_[half] * scale.x;
+        s[0][j][2 * half + 1] *= unit_[half] * scale.y;
+      }
+    });
+  }
+
+  /// O += P V. scales: of the slice's values.
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER void multiply_values(const Team& team, Sums& sums, Fragments& p,
+                                           const Tile& values, SharedAddress scales) {
+    admit_scales(team, sums, scales);
+    const float per_limit = power_of_two(2 * kBias + kTopOfWeight - limit_);
+    for_each_pair(team, scales, [&](int j, const ptx::F32x2& scale) {
+      const float x = scale.x * per_limit, y = scale.y * per_limit;
+      p[0][j][0] *= x, p[0][j][1] *= y, p[0][j][2] *= x, p[0][j][3] *= y;
+    });
+    const SharedAddress row = values.chunk(team.lane % 16, team.lane / 16);
+#pragma unroll
+    for (int step = 0; step < T::kPvSteps; ++step) {
+      std::uint32_t weights[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float* const pair = &p[0][step * 2 + e / 2][e % 2 * 2];
+        weights[e] = ptx::cvt_f16x2(pair[0], pair[1]);
+      }
+#pragma unroll
+      for (int c = 0; c < kVChunks; c += 2) {
+        const ptx::U32x4 words =
+            ptx::ldmatrix_x4_trans(Tile::chunk_ahead(row, c) + step * 16 * Tile::kRowPitch);
+        add_columns(sums, c, weights, words.x, words.y);
+        add_columns(sums, c + 1, weights, words.z, words.w);
+      }
+    }
+  }
+
+  /// O of a row, in the order of its columns: a lane has four neighbours of each chunk.
+  FOVEA_DEVICE_MEMBER void put_columns(SharedAddress to, const Sums& sums, int half) const {
+    const float limit = power_of_two(limit_ - kTopOfWeight);
+#pragma unroll
+    for (int c = 0; c < kVChunks; ++c) {
+      const float* const even = &sums.out[0][2 * c][half * 2];
+      const float* const odd = &sums.out[0][2 * c + 1][half * 2];
+      ptx::st_shared(to + (c * 16 + ptx::lane_idx() % 4 * 4) * 4,
+                     ptx::F32x4{even[0] * limit, odd[0] * limit, even[1] * limit, odd[1] * limit});
+    }
+  }
+
+ private:
+  static constexpr std::int32_t kBias = 127;
+  /// A row of Q is less than 2^15 then; and so are weights, for probabilities are at most 2^kOriginSlack.
+  static constexpr std::int32_t kTopOfQuery = 14, kTopOfWeight = 7;
+  static_assert(kOriginSlack + kTopOfWeight <= 15);
+  /// From here on both a power of two and its inverse are normal numbers; smaller elements of Q keep their bits.
+  static constexpr std::int32_t kLeastExponent = 15, kLeastLimit = 28;
+
+  /// Turns a row into f16 and says by what it was divided.
+  template <class Queries>
+  FOVEA_DEVICE_MEMBER static float make_f16(Queries& queries, int half) {
+    float greatest = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kQkChunks; ++i) {
+      const std::uint32_t pair = queries[i / 2][0][half + i % 2 * 2];
+      greatest = ptx::max_ftz(greatest, ptx::abs(ptx::f32_of_bf16_lo(pair)));
+      greatest = ptx::max_ftz(greatest, ptx::abs(ptx::f32_of_bf16_hi(pair)));
+    }
+    const std::int32_t found = biased_exponent(team::greatest_of_quad(greatest));
+    const std::int32_t exponent = found < kLeastExponent ? kLeastExponent : found;
+    const float factor = power_of_two(2 * kBias + kTopOfQuery - exponent);
+#pragma unroll
+    for (int i = 0; i < 2 * kQkChunks; ++i) {
+      std::uint32_t& pair = queries[i / 2][0][half + i % 2 * 2];
+      pair = ptx::cvt_f16x2(ptx::mul_rn(ptx::f32_of_bf16_lo(pair), factor),
+                            ptx::mul_rn(ptx::f32_of_bf16_hi(pair), factor));
+    }
+    return power_of_two(exponent - kTopOfQuery);
+  }
+
+  FOVEA_DEVICE_MEMBER static void multiply_chunk(float (&s)[4], const std::uint32_t (&queries)[4],
+                                                 std::uint32_t word) {
+    const F16Pairs keys = f16_pairs<spec.k_codes>(word);
+    ptx::mma_m16n8k16<Element::f16>(s, queries, keys.first, keys.second);
+  }
+
+  /// visit(block of keys, scales of the two neighbours that this lane has).
+  template <class Visit>
+  FOVEA_DEVICE_MEMBER static void for_each_pair(const Team& team, SharedAddress scales,
+                                                Visit&& visit) {
+#pragma unroll
+    for (int j = 0; j < T::kKeyBlocks; ++j)
+      visit(j, ptx::ld_shared<ptx::F32x2>(scales + 4 * (8 * j + team.lane % 4 * 2)));
+  }
+
+  /// Where one is above the limit, that rises, and sums so far are divided anew. NaN is above every limit, and stays.
+  FOVEA_DEVICE_MEMBER void admit_scales(const Team& team, Sums& sums, SharedAddress scales) {
+    static_assert(32 % spec.tile_kv == 0, "a lane has a key");
+    const float mine = ptx::abs(ptx::ld_shared<float>(scales + 4 * (team.lane % spec.tile_kv)));
+    if (!ptx::vote_any(!(mine <= power_of_two(limit_)))) return;
+    float greatest = mine;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2)
+      greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, distance));
+    const std::int32_t before = limit_, exponent = biased_exponent(greatest);
+    if (exponent < before) return;  // NaN alone
+    limit_ = exponent < 255 ? exponent + 1 : 255;
+    const std::int32_t factor = before - limit_ + kBias;
+    const float rescale = factor > 0 ? power_of_two(factor) : 0.0F;
+#pragma unroll
+    for (int j = 0; j < T::kColBlocks; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums.out[0][j][e] *= rescale;
+  }
+
+  /// Of 16 keys and a chunk of columns: `keys` are the first eight, `others` those behind them.
+  FOVEA_DEVICE_MEMBER static void add_columns(Sums& sums, int chunk,
+                                              const std::uint32_t (&weights)[4], std::uint32_t keys,
+                                              std::uint32_t others) {
+    const F16Pairs a = f16_pairs_of_rows<spec.v_codes>(keys);
+    const F16Pairs b = f16_pairs_of_rows<spec.v_codes>(others);
+    ptx::mma_m16n8k16<Element::f16>(sums.out[0][2 * chunk], weights, a.first, b.first);
+    ptx::mma_m16n8k16<Element::f16>(sums.out[0][2 * chunk + 1], weights, a.second, b.second);
+  }
+
+  float unit_[2] = {1.0F, 1.0F};  // of rows: Q is this times what is multiplied
+  // The exponent of a power of two that no scale of a value is above, so far. Sums are of weights and 2^7 times as much.
+  std::int32_t limit_ = kLeastLimit;
+};
+
+/// What a warp has of a split beside its sums.
+template <Sm90DecodeSpec spec, class Mods, bool has_codes = spec.has_codes()>
+struct ProductsOf {
+  struct Type {};
+};
+template <Sm90DecodeSpec spec, class Mods>
+struct ProductsOf<spec, Mods, true> {
+  using Type = CodedProducts<spec, Mods>;
+};
+
+}  // namespace fovea::cuda::sm90::decoding
