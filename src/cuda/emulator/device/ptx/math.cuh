@@ -151,8 +151,10 @@ FOVEA_DEVICE std::uint32_t cvt_e4m3x2(float lo, float hi, Site site = Site::here
 
 FOVEA_DEVICE std::uint32_t f16x2_of_e4m3x2_lo(std::uint32_t codes, Site site = Site::here()) {
   emulator::require(89, {"cvt.f16x2.e4m3x2", site});
-  return emulator::encode_f16(emulator::decode_e4m3(codes & 0xffU)) |
-         emulator::encode_f16(emulator::decode_e4m3(codes >> 8 & 0xffU)) << 16;
+  const auto f16_of = [](std::uint32_t code) {
+    return emulator::encode_f16(emulator::decode_small_float(code & 0xffU, 4, 3, false));
+  };
+  return f16_of(codes) | f16_of(codes >> 8) << 16;
 }
 
 FOVEA_DEVICE std::uint32_t f16x2_of_e4m3x2_hi(std::uint32_t codes, Site site = Site::here()) {
