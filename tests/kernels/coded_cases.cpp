@@ -161,6 +161,14 @@ std::vector<NamedCacheCase> hopper_coded_cases() {
   falling.q_magnitude = 0x1p-60;
   falling.value_growth = -0.2;
   add("rising_values", rising);
+  // So slowly that sums before a rise still count; a warp has two slices of a split.
+  CacheCase climbing = base_case(Dtype::i8, Dtype::i8, 0);
+  climbing.num_heads_q = 6;
+  climbing.num_heads_kv = 3;
+  climbing.seqlen_q = 4;
+  climbing.seqlens = {520};
+  climbing.value_growth = 0.01;
+  add("climbing_values", climbing);
   add("falling_values", falling);
   // Two groups of splits of 512 keys, and what is less than one.
   CacheCase groups = base_case(Dtype::i8, Dtype::e4m3, 0);
