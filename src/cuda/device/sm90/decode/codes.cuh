@@ -26,15 +26,13 @@
 namespace fovea::cuda::sm90::decoding {
 
 /// A power of two, by the bits of its exponent.
-FOVEA_DEVICE float power_of_two(std::int32_t biased) {
-  return ptx::bit_cast<float>(static_cast<std::uint32_t>(biased) << 23);
-}
+FOVEA_DEVICE float power_of_two(std::uint32_t biased) { return ptx::bit_cast<float>(biased << 23); }
 /// The exponent of a number that is not negative; 0 of what is no normal number, 255 of infinity.
-FOVEA_DEVICE std::int32_t biased_exponent(float x) {
-  return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(x) >> 23);
+FOVEA_DEVICE std::uint32_t biased_exponent(float x) {
+  return ptx::bit_cast<std::uint32_t>(x) >> 23;
 }
 
-/// How a warp multiplies codes, and what it has of a split for that beside its sums.
+/// How a warp multiplies codes, and what it has for that beside its sums.
 template <Sm90DecodeSpec spec, class Mods>
 class CodedProducts {
   using L = Layout<spec>;
@@ -47,10 +45,9 @@ class CodedProducts {
  public:
   static constexpr int kQkChunks = spec.head_dim_qk / 16, kVChunks = spec.head_dim_v / 16;
 
-  /// A operands of Q Kᵀ, straight from memory. Rows that do not exist are the first one: nobody asks for what becomes of
-  /// them.
-  FOVEA_DEVICE_MEMBER void read_queries(const Team& team, Sums& sums) {
-    auto& queries = sums.scores.queries;
+  /// A operands of Q Kᵀ are on their way, straight from memory. Rows that do not exist are the first one: nobody asks for
+  /// what becomes of them.
+  FOVEA_DEVICE_MEMBER void ask_for_queries(const Team& team) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int mine = team.my_row(0, half);
@@ -60,38 +57,48 @@ class CodedProducts {
 #pragma unroll
       for (int c = 0; c < kQkChunks; ++c) {
         const auto four = ptx::ld_global_nc(reinterpret_cast<const ptx::U32x2*>(from + c * 32));
-        queries[c][0][half] = four.x;
-        queries[c][0][half + 2] = four.y;
+        queries_[c][half] = four.x;
+        queries_[c][half + 2] = four.y;
       }
-      if constexpr (spec.element == Element::bf16) unit_[half] = make_f16(queries, half);
+    }
+    units_ = 0;
+  }
+
+  /// For a split of the rows that were asked for last.
+  FOVEA_DEVICE_MEMBER void start() {
+    limit_ = kLeastLimit;
+    if constexpr (spec.element == Element::bf16) {
+      if (units_ == 0) units_ = make_f16(0) | make_f16(1) << 16;
     }
   }
 
   /// S = Q Kᵀ. scales: of the slice's keys.
   template <class Tile>
-  FOVEA_DEVICE_MEMBER void multiply_keys(const Team& team, const Sums& sums, Fragments& s,
-                                         const Tile& keys, SharedAddress scales) const {
-    const auto& queries = sums.scores.queries;
+  FOVEA_DEVICE_MEMBER void multiply_keys(const Team& team, Fragments& s, const Tile& keys,
+                                         SharedAddress scales) const {
     const SharedAddress row = keys.chunk(team.lane % 8 + team.lane / 16 * 8, team.lane / 8 % 2);
 #pragma unroll
-    for (int j = 0; j < T::kKeyBlocks; j += 2) {
+    for (int j = 0; j < T::kKeyBlocks; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[0][j][e] = s[0][j + 1][e] = 0;
+      for (int e = 0; e < 4; ++e) s[0][j][e] = 0;
+        // Of two chunks all keys: as many sums side by side as there are blocks of them.
 #pragma unroll
-      for (int c = 0; c < kQkChunks; c += 2) {
+    for (int c = 0; c < kQkChunks; c += 2) {
+#pragma unroll
+      for (int j = 0; j < T::kKeyBlocks; j += 2) {
         const ptx::U32x4 words =
             ptx::ldmatrix_x4(Tile::chunk_ahead(row, c) + j * 8 * Tile::kRowPitch);
-        multiply_chunk(s[0][j], queries[c][0], words.x);
-        multiply_chunk(s[0][j], queries[c + 1][0], words.y);
-        multiply_chunk(s[0][j + 1], queries[c][0], words.z);
-        multiply_chunk(s[0][j + 1], queries[c + 1][0], words.w);
+        multiply_chunk(s[0][j], queries_[c], words.x);
+        multiply_chunk(s[0][j], queries_[c + 1], words.y);
+        multiply_chunk(s[0][j + 1], queries_[c], words.z);
+        multiply_chunk(s[0][j + 1], queries_[c + 1], words.w);
       }
     }
     for_each_pair(team, scales, [&](int j, const ptx::F32x2& scale) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        s[0][j][2 * half] *= unit_[half] * scale.x;
-        s[0][j][2 * half + 1] *= unit_[half] * scale.y;
+        s[0][j][2 * half] *= unit(half) * scale.x;
+        s[0][j][2 * half + 1] *= unit(half) * scale.y;
       }
     });
   }
@@ -138,33 +145,37 @@ class CodedProducts {
   }
 
  private:
-  static constexpr std::int32_t kBias = 127;
+  static constexpr std::uint32_t kBias = 127;
   /// A row of Q is less than 2^15 then; and so are weights, for probabilities are at most 2^kOriginSlack.
-  static constexpr std::int32_t kTopOfQuery = 14, kTopOfWeight = 7;
+  static constexpr std::uint32_t kTopOfQuery = 14, kTopOfWeight = 7;
   static_assert(kOriginSlack + kTopOfWeight <= 15);
   /// From here on both a power of two and its inverse are normal numbers; smaller elements of Q keep their bits.
-  static constexpr std::int32_t kLeastExponent = 15, kLeastLimit = 28;
+  static constexpr std::uint32_t kLeastExponent = 15, kLeastLimit = 28;
 
-  /// Turns a row into f16 and says by what it was divided.
-  template <class Queries>
-  FOVEA_DEVICE_MEMBER static float make_f16(Queries& queries, int half) {
+  FOVEA_DEVICE_MEMBER float unit(int half) const {
+    if constexpr (spec.element != Element::bf16) return 1.0F;
+    return power_of_two(half == 0 ? units_ & 0xffffU : units_ >> 16);
+  }
+
+  /// Turns a row into f16 and says by what power of two it was divided.
+  FOVEA_DEVICE_MEMBER std::uint32_t make_f16(int half) {
     float greatest = 0;
 #pragma unroll
     for (int i = 0; i < 2 * kQkChunks; ++i) {
-      const std::uint32_t pair = queries[i / 2][0][half + i % 2 * 2];
+      const std::uint32_t pair = queries_[i / 2][half + i % 2 * 2];
       greatest = ptx::max_ftz(greatest, ptx::abs(ptx::f32_of_bf16_lo(pair)));
       greatest = ptx::max_ftz(greatest, ptx::abs(ptx::f32_of_bf16_hi(pair)));
     }
-    const std::int32_t found = biased_exponent(team::greatest_of_quad(greatest));
-    const std::int32_t exponent = found < kLeastExponent ? kLeastExponent : found;
+    const std::uint32_t found = biased_exponent(team::greatest_of_quad(greatest));
+    const std::uint32_t exponent = found < kLeastExponent ? kLeastExponent : found;
     const float factor = power_of_two(2 * kBias + kTopOfQuery - exponent);
 #pragma unroll
     for (int i = 0; i < 2 * kQkChunks; ++i) {
-      std::uint32_t& pair = queries[i / 2][0][half + i % 2 * 2];
+      std::uint32_t& pair = queries_[i / 2][half + i % 2 * 2];
       pair = ptx::cvt_f16x2(ptx::mul_rn(ptx::f32_of_bf16_lo(pair), factor),
                             ptx::mul_rn(ptx::f32_of_bf16_hi(pair), factor));
     }
-    return power_of_two(exponent - kTopOfQuery);
+    return exponent - kTopOfQuery;
   }
 
   FOVEA_DEVICE_MEMBER static void multiply_chunk(float (&s)[4], const std::uint32_t (&queries)[4],
@@ -191,11 +202,11 @@ class CodedProducts {
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2)
       greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, distance));
-    const std::int32_t before = limit_, exponent = biased_exponent(greatest);
+    const std::uint32_t before = limit_, exponent = biased_exponent(greatest);
     if (exponent < before) return;  // NaN alone
     limit_ = exponent < 255 ? exponent + 1 : 255;
-    const std::int32_t factor = before - limit_ + kBias;
-    const float rescale = factor > 0 ? power_of_two(factor) : 0.0F;
+    const std::uint32_t rise = limit_ - before;
+    const float rescale = rise < kBias ? power_of_two(kBias - rise) : 0.0F;
 #pragma unroll
     for (int j = 0; j < T::kColBlocks; ++j)
 #pragma unroll
@@ -212,12 +223,14 @@ class CodedProducts {
     ptx::mma_m16n8k16<Element::f16>(sums.out[0][2 * chunk + 1], weights, a.second, b.second);
   }
 
-  float unit_[2] = {1.0F, 1.0F};  // of rows: Q is this times what is multiplied
+  std::uint32_t queries_[kQkChunks][4];
+  // Of bf16: exponents of two rows' powers of two, which Q is times what is multiplied; 0: it is not f16 yet.
+  std::uint32_t units_ = 0;
   // The exponent of a power of two that no scale of a value is above, so far. Sums are of weights and 2^7 times as much.
-  std::int32_t limit_ = kLeastLimit;
+  std::uint32_t limit_ = kLeastLimit;
 };
 
-/// What a warp has of a split beside its sums.
+/// What a warp has beside its sums.
 template <Sm90DecodeSpec spec, class Mods, bool has_codes = spec.has_codes()>
 struct ProductsOf {
   struct Type {};

@@ -36,16 +36,19 @@ struct Reader {
   const Cta<spec>& cta;
   Ring<L::kStages> boxes{0};
   Ring<L::kRecords> records{0};
+  Products products{};
   Group<spec, Mods> group{};  // where the CTA takes groups
 
   FOVEA_DEVICE_MEMBER explicit Reader(const Cta<spec>& of_cta) : cta(of_cta) {}
 
   FOVEA_DEVICE_MEMBER void run() {
+    if constexpr (spec.has_codes()) ask_for_queries(Work{.is_nothing = true});
 #pragma unroll 1
     for (;;) {
       const Work work = cta.take_work(records);
       if (work.is_nothing) return;
       compute(work);
+      if constexpr (spec.has_codes()) ask_for_queries(work);
       meet();
       join(work);
       meet();  // what was left for the others is read
@@ -53,6 +56,16 @@ struct Reader {
   }
 
  private:
+  /// Those of the split behind `work`. Codes come so fast that nobody may wait for them: they are asked for before the
+  /// join of the split ahead, and stay where it is of the same rows.
+  FOVEA_DEVICE_MEMBER void ask_for_queries(const Work& work) {
+    const Work next = cta.look_at_work(records);
+    if (next.is_nothing) return;
+    if (!work.is_nothing && next.sequence.idx == work.sequence.idx && next.q_head == work.q_head)
+      return;
+    products.ask_for_queries(Team{cta.p.common, next, cta.smem, 0, cta.lane});
+  }
+
   FOVEA_DEVICE_MEMBER static void meet() { ptx::bar_sync(1, 32 * L::kReaders); }
 
   // ---- slices ------------------------------------------------------------------------------------
@@ -60,9 +73,8 @@ struct Reader {
   FOVEA_DEVICE_MEMBER void compute(const Work& work) {
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
     Sums sums;
-    Products products;
     if constexpr (spec.has_codes()) {
-      products.read_queries(team, sums);
+      products.start();
     } else {
       read_queries(team, sums.scores);
     }
@@ -75,11 +87,10 @@ struct Reader {
       const int mine = first_slot_from(boxes.stage * L::kSlices);
       if (mine >= L::kSlices) continue;
       ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, boxes.stage), boxes.parity);
-      if (box.sees(mine))
-        add_slice(team, sums, products, mine, {box.first + mine, box.is_full(mine)});
+      if (box.sees(mine)) add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
       cta.release(cta.barrier(L::kAt.empty, boxes.stage));
     }
-    put_rows(team, sums, products, part);
+    put_rows(team, sums, part);
   }
 
   /// Slots belong to warps in turn: how many behind this one is the first of this warp. From a split's first slot on it
@@ -110,8 +121,7 @@ struct Reader {
   }
 
   /// Of the box that has arrived its slice `at`.
-  FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, Products& products, int at,
-                                     VisitedTile slice) const {
+  FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, int at, VisitedTile slice) {
     const auto values = cta.slice_of(cta.values_at(boxes.stage), at);
     const int num_keys = team.work.kv_end - slice.idx * spec.tile_kv;
     const bool is_cut = num_keys < spec.tile_kv;
@@ -120,8 +130,7 @@ struct Reader {
     typename Scores::Fragments s;
     const auto keys = cta.slice_of(cta.keys_at(boxes.stage), at);
     if constexpr (spec.has_codes()) {
-      products.multiply_keys(team, sums, s, keys,
-                             cta.key_scales_at(boxes.stage, at * spec.tile_kv));
+      products.multiply_keys(team, s, keys, cta.key_scales_at(boxes.stage, at * spec.tile_kv));
     } else {
       sums.scores.multiply_keys(team, s, keys);
     }
@@ -150,8 +159,7 @@ struct Reader {
 
   // ---- join --------------------------------------------------------------------------------------
 
-  FOVEA_DEVICE_MEMBER void put_rows(const Team& team, const Sums& sums, const Products& products,
-                                    int part) const {
+  FOVEA_DEVICE_MEMBER void put_rows(const Team& team, const Sums& sums, int part) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       RowState row = sums.rows[0][half];

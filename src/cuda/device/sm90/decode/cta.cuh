@@ -102,14 +102,20 @@ struct Cta : RoleWarp {
   }
 
   FOVEA_DEVICE_MEMBER Work take_work(Ring<L::kRecords>& records) const {
+    const Work work = look_at_work(records);
+    release(barrier(L::kAt.read, records.stage));
+    records.advance();
+    return work;
+  }
+
+  /// The next one, which stays.
+  FOVEA_DEVICE_MEMBER Work look_at_work(const Ring<L::kRecords>& records) const {
     ptx::mbarrier_wait_parity(barrier(L::kAt.posted, records.stage), records.parity);
     const SharedAddress from = smem + L::kAt.records + records.stage * kDecodeRecordBytes;
     WorkWords words;
 #pragma unroll
     for (int i = 0; i < kWorkWords; ++i)
       words.word[i] = ptx::ld_shared<std::uint32_t>(from + 4 * i);
-    release(barrier(L::kAt.read, records.stage));
-    records.advance();
     return ptx::bit_cast<Work>(words);
   }
 

@@ -26,14 +26,17 @@ class PageWindow {
   };
 
   FOVEA_DEVICE_MEMBER PageWindow(const Sm90DecodeParams& p, const Work& work)
-      : p_(p), work_(work), begin_(work.kv_begin / p.rows_per_box) {
+      : p_(p),
+        work_(work),
+        shift_(lowest_bit(static_cast<std::uint32_t>(p.rows_per_box))),
+        begin_(work.kv_begin >> shift_) {
     now_ = look_up(begin_);
     next_ = look_up(begin_ + 32);
   }
 
   /// Of the box that begins at this key; keys that are asked for rise.
   FOVEA_DEVICE_MEMBER Place place_of(std::int32_t key) {
-    const std::int32_t box = key / p_.rows_per_box;
+    const std::int32_t box = key >> shift_;
     while (box >= begin_ + 32) {
       begin_ += 32;
       now_ = next_;
@@ -49,7 +52,7 @@ class PageWindow {
   /// Of this lane's key, below kv_end, in the slice that was asked for last. rows_per_box is a power of two: a slice has as
   /// many rows, or whole boxes of them.
   FOVEA_DEVICE_MEMBER KvPlace place_of_each(std::int32_t key) const {
-    const std::int32_t box = key >> lowest_bit(static_cast<std::uint32_t>(p_.rows_per_box));
+    const std::int32_t box = key >> shift_;
     const std::int32_t row = ptx::shfl_idx(now_.row, box - begin_);
     const std::int32_t page = ptx::shfl_idx(now_.page, box - begin_);
     return {one_of(page, p_.common.num_slots), row + (key & p_.rows_per_box - 1)};
@@ -59,7 +62,7 @@ class PageWindow {
   /// The page is what the table holds, limited where it is used: doing so here would wait for the table.
   FOVEA_DEVICE_MEMBER Place look_up(std::int32_t first_box) const {
     const ForwardParams& c = p_.common;
-    const std::int32_t key = (first_box + ptx::lane_idx()) * p_.rows_per_box;
+    const std::int32_t key = first_box + ptx::lane_idx() << shift_;
     if (key >= work_.kv_end) return {0, 0};
     const std::int32_t entry = c.page_shift >= 0 ? key >> c.page_shift : key / c.page_size;
     return {key - entry * c.page_size,
@@ -68,6 +71,7 @@ class PageWindow {
 
   const Sm90DecodeParams& p_;
   const Work& work_;
+  const std::int32_t shift_;  // of rows_per_box, which divides a slice
   std::int32_t begin_;
   Place now_, next_;
 };
