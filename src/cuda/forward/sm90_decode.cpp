@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 
 #include "cuda/device/shared/split.h"
 #include "cuda/params/tensor_params.hpp"
@@ -16,8 +17,9 @@ constexpr std::int64_t kMostRows = 16;
 /// Beyond, sums, queries and scores of a warp have no registers.
 constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
-/// As many bytes; and what a warp does once for a slice is as much of less.
-constexpr std::int32_t kKeysOfCodedSlice = 32;
+/// Of codes without programs, which take registers: what a warp does once for a slice is less of it.
+/// docs/kernels/decode_coded_sm90.md.
+constexpr std::int32_t kKeysOfPlainCodes = 32;
 constexpr std::int32_t kReaders = 8;  // warps that compute: two for each scheduler
 /// Slices that one request brings: 16 KB at head_dim 128, twice. Measured on an H200: docs/kernels/decode_sm90.md.
 constexpr std::int32_t kSlicesOfBox = 4;
@@ -66,13 +68,16 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.k_codes = codes_of(f.problem.k.dtype);
   spec.v_codes = codes_of(f.problem.v.dtype);
   spec.tile_q = kMostRows;
-  spec.tile_kv = spec.has_codes() ? kKeysOfCodedSlice : kKeysOfSlice;
+  const bool is_plain = !has_mask(f) && f.problem.score.is_identity();
+  spec.tile_kv = spec.has_codes() && is_plain ? kKeysOfPlainCodes : kKeysOfSlice;
   spec.ctas_per_sm = 1;
   spec.heads_per_tile = packed_heads(f, kMostRows);
   spec.is_split = true;
   spec.most_splits = most_splits(f);
   spec.has_groups = spec.most_splits < kMostSplits;
   spec.slices_of_box = f.is_paged ? 1 : kSlicesOfBox;
+  // As many bytes of a box.
+  if (spec.has_codes()) spec.slices_of_box *= 2 * kKeysOfSlice / spec.tile_kv;
   return spec;
 }
 
@@ -168,8 +173,9 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   DecodeLaunch launch;
   launch.common = forward_launch(problem, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
+  const std::int32_t keys_of_box = spec.slices_of_box * spec.tile_kv;
   launch.params.rows_per_box =
-      spec.slices_of_box * rows_of_box(spec, launch.common.params.page_size);
+      spec.is_paged ? std::gcd(keys_of_box, launch.common.params.page_size) : keys_of_box;
   const bool by_panels = sm90_decode_loads_panels(spec, launch.params.rows_per_box);
   // A fetch of 256 bytes would bring the neighbouring panel with each, and memory would be asked for it twice.
   const auto map_of = [&](const TensorView& keys, std::int32_t rows, bool is_by_panels) {
@@ -180,7 +186,7 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   };
   launch.params.k = map_of(tensors.k, launch.params.rows_per_box, by_panels);
   launch.params.v = map_of(tensors.v, launch.params.rows_per_box, by_panels);
-  if (spec.slices_of_box > 1) {
+  if (spec.slices_of_box > 1 && !spec.is_paged) {
     launch.params.k_slice = map_of(tensors.k, spec.tile_kv, true);
     launch.params.v_slice = map_of(tensors.v, spec.tile_kv, true);
   }

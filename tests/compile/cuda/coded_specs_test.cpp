@@ -79,13 +79,13 @@ TEST_P(HopperCodedSpecs, ConvertPairs) {
   EXPECT_EQ(cubin.report.local_bytes, 0);
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-  // m16n8k16: of 32 keys, each block of 16 with head_dim twice.
-  const std::int64_t products = 2 * GetParam().head_dim / 4;
+  // m16n8k16: each block of 16 keys with head_dim twice.
+  const std::int64_t products = plan.spec->tile_kv * GetParam().head_dim / 64;
   EXPECT_EQ(count(*code, "HMMA.16816.F32 "), products);
-  // Each product has two pairs of keys or values. Of int8 values lack what makes them cheap.
+  // Each product has two pairs of keys or values.
   const bool is_int8 = GetParam().codes == Dtype::i8;
   EXPECT_EQ(count(*code, "F2FP.F16.E4M3.UNPACK_B"), is_int8 ? 0 : 2 * products);
-  EXPECT_EQ(count(*code, "HADD2 "), is_int8 ? products : 0);
+  EXPECT_EQ(count(*code, "HADD2 "), is_int8 ? 2 * products : 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HopperCodedSpecs,

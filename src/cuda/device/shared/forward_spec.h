@@ -213,7 +213,8 @@ constexpr std::int32_t sm90_decode_key_bytes(const Sm90DecodeSpec& spec) {
 /// Does sm90/decode load each panel of 64 elements by itself? All of them lie in one box, one behind the other, only
 /// where that has all rows of a buffer, and the last panel is not cut.
 constexpr bool sm90_decode_loads_panels(const Sm90DecodeSpec& spec, std::int32_t rows_per_box) {
-  return spec.has_padded_head_dim || (spec.is_paged && rows_per_box < spec.tile_kv);
+  return spec.has_padded_head_dim ||
+         (spec.is_paged && rows_per_box < spec.slices_of_box * spec.tile_kv);
 }
 
 /// Splits that the loading warp of sm90/decode posts ahead, and the bytes of each.

@@ -61,15 +61,15 @@ class CodedProducts {
         queries_[c][half + 2] = four.y;
       }
     }
-    units_ = 0;
+    exponents_ = 0;
   }
 
   /// For a split of the rows that were asked for last.
   FOVEA_DEVICE_MEMBER void start() {
-    limit_ = kLeastLimit;
     if constexpr (spec.element == Element::bf16) {
-      if (units_ == 0) units_ = make_f16(0) | make_f16(1) << 16;
+      if (exponents_ == 0) exponents_ = make_f16(0) | make_f16(1) << 8;
     }
+    set_limit(kLeastLimit);
   }
 
   /// S = Q Kᵀ. scales: of the slice's keys.
@@ -108,7 +108,7 @@ class CodedProducts {
   FOVEA_DEVICE_MEMBER void multiply_values(const Team& team, Sums& sums, Fragments& p,
                                            const Tile& values, SharedAddress scales) {
     admit_scales(team, sums, scales);
-    const float per_limit = power_of_two(2 * kBias + kTopOfWeight - limit_);
+    const float per_limit = power_of_two(2 * kBias + kTopOfWeight - limit());
     for_each_pair(team, scales, [&](int j, const ptx::F32x2& scale) {
       const float x = scale.x * per_limit, y = scale.y * per_limit;
       p[0][j][0] *= x, p[0][j][1] *= y, p[0][j][2] *= x, p[0][j][3] *= y;
@@ -134,13 +134,14 @@ class CodedProducts {
 
   /// O of a row, in the order of its columns: a lane has four neighbours of each chunk.
   FOVEA_DEVICE_MEMBER void put_columns(SharedAddress to, const Sums& sums, int half) const {
-    const float limit = power_of_two(limit_ - kTopOfWeight);
+    const float factor = power_of_two(limit() - kTopOfWeight);
 #pragma unroll
     for (int c = 0; c < kVChunks; ++c) {
       const float* const even = &sums.out[0][2 * c][half * 2];
       const float* const odd = &sums.out[0][2 * c + 1][half * 2];
-      ptx::st_shared(to + (c * 16 + ptx::lane_idx() % 4 * 4) * 4,
-                     ptx::F32x4{even[0] * limit, odd[0] * limit, even[1] * limit, odd[1] * limit});
+      ptx::st_shared(
+          to + (c * 16 + ptx::lane_idx() % 4 * 4) * 4,
+          ptx::F32x4{even[0] * factor, odd[0] * factor, even[1] * factor, odd[1] * factor});
     }
   }
 
@@ -152,9 +153,13 @@ class CodedProducts {
   /// From here on both a power of two and its inverse are normal numbers; smaller elements of Q keep their bits.
   static constexpr std::uint32_t kLeastExponent = 15, kLeastLimit = 28;
 
+  FOVEA_DEVICE_MEMBER std::uint32_t limit() const { return exponents_ >> 16; }
+  FOVEA_DEVICE_MEMBER void set_limit(std::uint32_t exponent) {
+    exponents_ = (exponents_ & 0xffffU) | exponent << 16;
+  }
   FOVEA_DEVICE_MEMBER float unit(int half) const {
     if constexpr (spec.element != Element::bf16) return 1.0F;
-    return power_of_two(half == 0 ? units_ & 0xffffU : units_ >> 16);
+    return power_of_two(exponents_ >> (8 * half) & 0xffU);
   }
 
   /// Turns a row into f16 and says by what power of two it was divided.
@@ -195,17 +200,18 @@ class CodedProducts {
 
   /// Where one is above the limit, that rises, and sums so far are divided anew. NaN is above every limit, and stays.
   FOVEA_DEVICE_MEMBER void admit_scales(const Team& team, Sums& sums, SharedAddress scales) {
-    static_assert(32 % spec.tile_kv == 0, "a lane has a key");
+    static_assert(32 % spec.tile_kv == 0, "lanes have keys");
     const float mine = ptx::abs(ptx::ld_shared<float>(scales + 4 * (team.lane % spec.tile_kv)));
-    if (!ptx::vote_any(!(mine <= power_of_two(limit_)))) return;
+    if (!ptx::vote_any(!(mine <= power_of_two(limit())))) return;
     float greatest = mine;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2)
       greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, distance));
-    const std::uint32_t before = limit_, exponent = biased_exponent(greatest);
+    const std::uint32_t before = limit(), exponent = biased_exponent(greatest);
     if (exponent < before) return;  // NaN alone
-    limit_ = exponent < 255 ? exponent + 1 : 255;
-    const std::uint32_t rise = limit_ - before;
+    const std::uint32_t after = exponent < 255 ? exponent + 1 : 255;
+    set_limit(after);
+    const std::uint32_t rise = after - before;
     const float rescale = rise < kBias ? power_of_two(kBias - rise) : 0.0F;
 #pragma unroll
     for (int j = 0; j < T::kColBlocks; ++j)
@@ -224,10 +230,9 @@ class CodedProducts {
   }
 
   std::uint32_t queries_[kQkChunks][4];
-  // Of bf16: exponents of two rows' powers of two, which Q is times what is multiplied; 0: it is not f16 yet.
-  std::uint32_t units_ = 0;
-  // The exponent of a power of two that no scale of a value is above, so far. Sums are of weights and 2^7 times as much.
-  std::uint32_t limit_ = kLeastLimit;
+  // A byte each, in one register: of two rows the power of two which Q is times what is multiplied, 0 while it is not f16
+  // yet; and the one that no scale of a value is above, so far.
+  std::uint32_t exponents_ = 0;
 };
 
 /// What a warp has beside its sums.

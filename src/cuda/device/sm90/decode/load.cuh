@@ -49,8 +49,7 @@ class PageWindow {
     return {found.row, static_cast<std::int32_t>(one_of(found.page, p_.common.num_slots))};
   }
 
-  /// Of this lane's key, below kv_end, in the slice that was asked for last. rows_per_box is a power of two: a slice has as
-  /// many rows, or whole boxes of them.
+  /// Of this lane's key, below kv_end, in the keys that were asked for last.
   FOVEA_DEVICE_MEMBER KvPlace place_of_each(std::int32_t key) const {
     const std::int32_t box = key >> shift_;
     const std::int32_t row = ptx::shfl_idx(now_.row, box - begin_);
@@ -71,7 +70,7 @@ class PageWindow {
 
   const Sm90DecodeParams& p_;
   const Work& work_;
-  const std::int32_t shift_;  // of rows_per_box, which divides a slice
+  const std::int32_t shift_;  // of rows_per_box, which divides a power of two of keys
   std::int32_t begin_;
   Place now_, next_;
 };
@@ -81,6 +80,7 @@ struct Load {
   using L = Layout<spec>;
   using T = typename L::T;
   using Walk = BoxWalk<spec, Mods>;
+  static constexpr int kKeysOfBox = L::kSlices * spec.tile_kv;
   const Cta<spec>& cta;
   const int loader;
   Ring<L::kStages> boxes{1};
@@ -162,10 +162,9 @@ struct Load {
 
   FOVEA_DEVICE_MEMBER void load_pages(const Work& work, const VisitedBox& box,
                                       PageWindow<spec>& pages) const {
-    static_assert(!spec.is_paged || L::kSlices == 1, "pages are looked up a slice at a time");
     cta.await(cta.barrier(L::kAt.empty, boxes.stage), boxes.parity);
 #pragma unroll 1
-    for (std::int32_t row = 0; row < spec.tile_kv; row += cta.p.rows_per_box) {
+    for (std::int32_t row = 0; row < kKeysOfBox; row += cta.p.rows_per_box) {
       const auto place = pages.place_of(box.first * spec.tile_kv + row);
       if (!ptx::elect_one()) continue;
       if (row == 0)
@@ -173,10 +172,10 @@ struct Load {
       load_rows(work, row, place.row, place.page);
     }
     if constexpr (spec.has_codes()) {
-      const int mine = least(cta.lane % spec.tile_kv, work.kv_end - box.first * spec.tile_kv - 1);
+      static_assert(kKeysOfBox == 32, "a lane has a key");
+      const int mine = least(cta.lane, work.kv_end - box.first * spec.tile_kv - 1);
       const ScalesOfHead<spec> scales(cta, work);
-      const KvPlace place = pages.place_of_each(box.first * spec.tile_kv + mine);
-      if (cta.lane < spec.tile_kv) scales.load(boxes.stage, cta.lane, place);
+      scales.load(boxes.stage, cta.lane, pages.place_of_each(box.first * spec.tile_kv + mine));
       scales.arrive(boxes.stage);
     }
   }
@@ -186,7 +185,7 @@ struct Load {
     const ScalesOfHead<spec> scales(cta, work);
     const std::int32_t first = box.first * spec.tile_kv;
 #pragma unroll
-    for (int i = 0; i < L::kSlices * spec.tile_kv; i += 32) {
+    for (int i = 0; i < kKeysOfBox; i += 32) {
       const std::int32_t key = least(first + i + cta.lane, work.kv_end - 1);
       scales.load(boxes.stage, i + cta.lane,
                   {work.sequence.kv_batch, static_cast<std::int32_t>(work.sequence.kv_row) + key});
