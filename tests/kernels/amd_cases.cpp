@@ -111,7 +111,7 @@ Case cdna_tiles(std::string label, std::int64_t head_dim_qk, std::int64_t head_d
 /// Infinity of either sign and NaN among values: sums are taken in passes.
 void add_infinite_values(std::vector<Case>& cases) {
   Case tiles = cdna_tiles("cdna_infinite_values", 64, 64, Dtype::bf16);
-  Case wide = cdna_tiles("gfx950_infinite_values_f32_out", 128, 128, Dtype::f16);
+  Case wide = cdna_tiles("gfx950_infinite_values_f32_out", 128, 104, Dtype::f16);
   wide.out_dtype = Dtype::f32;
   Case split = cdna_case("cdna_infinite_values_split", Dtype::bf16);
   split.seqlen_q = 2;
@@ -132,7 +132,25 @@ std::vector<Case> cdna_cases() {
                              cdna_tiles("cdna_d64_128", 64, 128, Dtype::bf16),
                              cdna_tiles("gfx950_d64", 64, 64, Dtype::f16),
                              cdna_tiles("gfx950_d128", 128, 128, Dtype::bf16),
-                             with_extreme_scores(cdna_tiles("cdna_extreme", 64, 64, Dtype::f16))};
+                             with_extreme_scores(cdna_tiles("cdna_extreme", 64, 64, Dtype::f16)),
+                             cdna_tiles("cdna_d96", 96, 96, Dtype::bf16),
+                             cdna_tiles("gfx950_d72_40", 72, 40, Dtype::f16)};
+  // Rows narrower than tiles: NaN behind a row's last element, where the key behind it is one that no row sees; heads of
+  // a group that share a tile, and parts of keys, whose partial states are as wide as the tile.
+  for (const char* const target : {"cdna_", "gfx950_"}) {
+    Case narrow = cdna_tiles(target + std::string("narrow_d40"), 40, 40, Dtype::bf16);
+    narrow.mask = parse_mask_mod("kv_idx % 3 != 1");
+    cases.push_back(narrow);
+    Case split = cdna_case(target + std::string("narrow_split"), Dtype::f16);
+    split.seqlen_q = 2;
+    split.seqlen_kv = 600;
+    split.num_heads_q = 6;
+    split.head_dim_qk = 112;
+    split.head_dim_v = 80;
+    split.dropout = kSomeDropped;
+    split.score = softcap(3);
+    cases.push_back(std::move(split));
+  }
   Case lean = cdna_tiles("cdna_lean_d128", 128, 128, Dtype::bf16);  // tiles of 32 keys
   lean.seqlen_kv = 150;
   lean.score = softcap(3);
@@ -177,7 +195,11 @@ std::vector<NamedCacheCase> cdna_cache_cases() {
                                                          "odd_pages", "slots", "paged_prefill"};
     if (std::ranges::count(kLabels, each.label) == 0) continue;
     each.label = (cases.size() % 2 == 0 ? "cdna_" : "gfx950_") + each.label;
-    each.problem.head_dim_v = cases.size() == 1 ? 128 : 64;
+    if (each.label.ends_with("slots")) {
+      each.problem.head_dim_v = 32;
+    } else {
+      each.problem.head_dim_v = cases.size() == 1 ? 128 : 64;
+    }
     cases.push_back(std::move(each));
   }
   return cases;
@@ -191,8 +213,11 @@ std::vector<Case> amd_cases() {
   std::vector<Case> cases = kernel_cases();
   std::erase_if(cases, [](const Case& each) { return is_left_out(each.label); });
   // Of 16 bits cdna/attention_forward would take them.
-  for (Case& each : cases)
-    if (each.head_dim_qk == 64 && each.head_dim_v == 64) each.dtype = Dtype::f32;
+  const auto is_taken = [](std::int64_t head_dim) { return head_dim % 8 == 0 && head_dim <= 128; };
+  for (Case& each : cases) {
+    if (each.dtype != Dtype::f32 && is_taken(each.head_dim_qk) && is_taken(each.head_dim_v))
+      each.compute_dtype = ComputeDtype::f32;
+  }
   std::ranges::move(wide_warps(), std::back_inserter(cases));
   return cases;
 }
@@ -200,6 +225,11 @@ std::vector<Case> amd_cases() {
 std::vector<NamedCacheCase> amd_cache_cases() {
   std::vector<NamedCacheCase> cases = kernel_cache_cases();
   std::erase_if(cases, [](const NamedCacheCase& each) { return is_left_out(each.label); });
+  // Of 16 bits cdna/attention_forward would take those that lie in no pages.
+  for (NamedCacheCase& each : cases) {
+    CacheCase& problem = each.problem;
+    if (problem.page_size == 0) problem.q_dtype = problem.k_dtype = problem.v_dtype = Dtype::f32;
+  }
   return cases;
 }
 

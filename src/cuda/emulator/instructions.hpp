@@ -107,6 +107,8 @@ void mma_scaled(const ScaledProduct& own, Instruction what);
 /// 32 x 32 x `depth` by 64 lanes, f16 or bf16, sums in f32.
 void mfma(Format format, std::uint32_t depth, float* d, const std::uint32_t* a,
           const std::uint32_t* b, Instruction what);
+/// Of 16 lanes each names 8 bytes, a quarter of one of four rows, and gets a column of elements of 16 bits.
+void ds_read_tr_b16(std::uint32_t from, std::uint32_t* to, Instruction what);
 
 // ---- mbarriers ----
 void mbarrier_init(std::uint32_t address, std::uint32_t count, Instruction what);

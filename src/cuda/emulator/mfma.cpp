@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cuda/emulator/formats.hpp"
 #include "cuda/emulator/instructions.hpp"
 #include "cuda/emulator/machine.hpp"
@@ -60,6 +62,45 @@ void multiply(const Arguments& arguments, Format format, std::uint32_t depth) {
   }
 }
 
+/// What a lane names for a transposed read, where it gets its column.
+struct TransposedRead {
+  std::uint32_t from;
+  std::uint32_t* to;
+  Actor actor;
+};
+
+constexpr std::uint32_t kReadBytes = 8, kReadLanes = 16, kReadRows = 4;
+
+/// Of 16 lanes, lane 4 r + c names elements 4 c .. 4 c + 3 of row r.
+void read_transposed(const Arguments& arguments, Instruction what) {
+  for (std::uint32_t first = 0; first < kLanes; first += kReadLanes) {
+    std::uint16_t rows[kReadRows][kReadLanes];
+    for (std::uint32_t lane = 0; lane < kReadLanes; ++lane) {
+      const auto& own = *static_cast<TransposedRead*>(arguments[first + lane]);
+      std::uint16_t* const part = &rows[lane / kReadRows][lane % kReadRows * 4];
+      const Machine::Place place =
+          machine().shared_place(own.from, kReadBytes, kReadBytes, what.name, own.actor);
+      if (place.block == nullptr) {
+        std::fill_n(part, 4, std::uint16_t{0xffff});
+      } else {
+        place.block->read(machine(), own.actor, place.range, part);
+      }
+    }
+    for (std::uint32_t lane = 0; lane < kReadLanes; ++lane) {
+      std::uint32_t* const to = static_cast<TransposedRead*>(arguments[first + lane])->to;
+      for (std::uint32_t i = 0; i < 2; ++i)
+        to[i] = rows[2 * i][lane] | std::uint32_t{rows[2 * i + 1][lane]} << 16;
+    }
+  }
+}
+
+bool has_all_lanes(const Warp& warp, Instruction what) {
+  if (warp.alive == ~LaneMask{0}) return true;
+  machine().report(Fault::divergence, &warp.first_alive(),
+                   fmt::format("{} needs all 64 lanes of a warp", what.name), what.site);
+  return false;
+}
+
 }  // namespace
 
 void check_gfx950(const Warp& warp, Instruction what) {
@@ -77,12 +118,18 @@ void mfma(Format format, std::uint32_t depth, float* d, const std::uint32_t* a,
       what.name, &own, what.site,
       [=](Warp& warp, const Arguments& arguments) {
         if (depth == 16) check_gfx950(warp, what);
-        if (warp.alive == ~LaneMask{0}) {
-          multiply(arguments, format, depth);
-          return;
-        }
-        machine().report(Fault::divergence, &warp.first_alive(),
-                         fmt::format("{} needs all 64 lanes of a warp", what.name), what.site);
+        if (has_all_lanes(warp, what)) multiply(arguments, format, depth);
+      },
+      true);
+}
+
+void ds_read_tr_b16(std::uint32_t from, std::uint32_t* to, Instruction what) {
+  TransposedRead own{from, to, machine().actor(what.name, what.site)};
+  machine().meet(
+      what.name, &own, what.site,
+      [=](Warp& warp, const Arguments& arguments) {
+        check_gfx950(warp, what);
+        if (has_all_lanes(warp, what)) read_transposed(arguments, what);
       },
       true);
 }

@@ -11,17 +11,27 @@
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kNarrow = 64, kWide = 128;  // head dims
+constexpr std::int64_t kNarrow = 64, kWide = 128;  // head dims of tiles
+constexpr std::int64_t kChunk = 8;                 // elements of 16 bytes
 constexpr std::int32_t kMostKeys = 128;
 constexpr std::int32_t kWaves = 4, kWorkgroupsOfCu = 2;
 /// Elements from a row of keys to the next: a tile of them is one buffer, of less than 2^31 bytes.
 constexpr std::int64_t kLongestRowStride = (std::int64_t{1} << 31) / (2 * kMostKeys) - kWide;
 
+std::int32_t of_tile(std::int64_t head_dim) {
+  return static_cast<std::int32_t>(head_dim <= kNarrow ? kNarrow : kWide);
+}
+
 std::optional<Refusal> refuses_other_head_dims(const ForwardProblem& f) {
   for (const auto& [label, head_dim] :
        {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim != kNarrow && head_dim != kWide) {
-      return Refusal{fmt::format("{} is {}; expected {} or {}", label, head_dim, kNarrow, kWide)};
+    if (head_dim % kChunk != 0 || head_dim > kWide) {
+      return Refusal{fmt::format("{} is {}; expected a multiple of {} of at most {}", label,
+                                 head_dim, kChunk, kWide)};
+    }
+    if (f.is_paged && head_dim != of_tile(head_dim)) {
+      return Refusal{fmt::format("{} is {} and keys lie in pages; expected {} or {}", label,
+                                 head_dim, kNarrow, kWide)};
     }
   }
   return std::nullopt;
@@ -33,10 +43,12 @@ bool needs_registers(const ForwardProblem& f) {
 }
 
 /// Keys of a tile. Of a wave that has 32 rows, O takes half as many registers of a lane as it has columns, scores half
-/// as many as there are keys, Q a quarter of its columns; two waves of a SIMD have 256 each.
-std::int32_t keys_of_tile(const ForwardProblem& f) {
-  if (needs_registers(f)) return f.head_dim_v == kWide ? 32 : 64;
-  return std::max(f.head_dim_qk, f.head_dim_v) == kWide ? 64 : kMostKeys;
+/// as many as there are keys, Q a quarter of its columns; two waves of a SIMD have 256 each. Where values are copied to
+/// LDS, there is room for all else.
+std::int32_t keys_of_tile(const ForwardProblem& f, const CdnaForwardSpec& spec) {
+  const bool holds_values = !cdna_traits(spec.gfx).reads_transposed;
+  if (holds_values && needs_registers(f)) return spec.head_dim_v == kWide ? 32 : 64;
+  return widest_head_dim(spec) == kWide ? 64 : kMostKeys;
 }
 
 bool has_short_rows(const BshdParam& t) {
@@ -56,10 +68,13 @@ std::optional<Refusal> CdnaForward::refuses(const ForwardProblem& f, const Devic
 CdnaForwardSpec CdnaForward::choose(const ForwardProblem& f, const DeviceTraits& device) {
   CdnaForwardSpec spec{common_spec(f)};
   spec.gfx = device.gfx;
+  spec.head_dim_qk = of_tile(f.head_dim_qk);
+  spec.head_dim_v = of_tile(f.head_dim_v);
+  spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
   spec.num_warps = kWaves;
   spec.tile_q = kCdnaWaveRows * kWaves;
-  spec.tile_kv = keys_of_tile(f);
-  spec.stages = 1;
+  spec.tile_kv = keys_of_tile(f, spec);
+  spec.stages = cdna_traits(device.gfx).reads_transposed ? 2 : 1;
   spec.ctas_per_sm = kWorkgroupsOfCu;
   spec.heads_per_tile = packed_heads(f, spec.tile_q);
   spec.is_split = has_few_rows(f) && !has_packed_tiles(f) && f.seqlen_kv > kFewestKeysPerSplit;

@@ -10,6 +10,7 @@
 #include "cuda/emulator/formats.hpp"
 #include "ptx/barrier.cuh"
 #include "ptx/copy_to_shared.cuh"
+#include "ptx/lds_transpose.cuh"
 #include "ptx/mfma.cuh"
 
 namespace fovea::cuda::emulator {
@@ -94,6 +95,44 @@ TEST(Mfma, OfDepth16IsGfx950s) {
     ptx::mfma_32x32x16<Element::f16>(d, {}, {});
   });
   EXPECT_TRUE(report.has(Fault::architecture)) << report.text();
+}
+
+/// 64 rows of 16 elements, each its place: four rows for each 16 lanes, by four lanes each.
+Report read_columns(int gfx, std::uint32_t (&columns)[64][2], int lanes = 64) {
+  Device device;
+  auto* out = device.buffer<std::uint32_t>("out", 128);
+  Report report = device.launch(on(gfx), {}, [&] {
+    const int lane = ptx::lane_idx();
+    const ptx::SharedAddress smem = ptx::dynamic_shared();
+    for (int i = lane; i < 256; i += 64)
+      ptx::st_shared(smem + 2 * i, static_cast<std::uint16_t>(1000 + i));
+    ptx::sync_threads();
+    if (lane >= lanes) return;
+    const int row = lane / 16 * 4 + lane % 16 / 4, part = lane % 4;
+    const ptx::U32x2 column = ptx::ds_read_b64_tr_b16<Element::f16>(smem + 32 * row + 8 * part);
+    ptx::st_global(out + 2 * lane, column.x);
+    ptx::st_global(out + 2 * lane + 1, column.y);
+  });
+  for (int i = 0; i < 128; ++i) columns[i / 2][i % 2] = out[i];
+  return report;
+}
+
+TEST(TransposedRead, GivesEachLaneAColumnOfFourRows) {
+  std::uint32_t columns[64][2];
+  EXPECT_EQ(read_columns(0x950, columns).text(), "");
+  for (std::uint32_t lane = 0; lane < 64; ++lane) {
+    const auto element = [&](std::uint32_t row) {
+      return 1000 + 16 * (4 * (lane / 16) + row) + lane % 16;
+    };
+    EXPECT_EQ(columns[lane][0], element(0) | element(1) << 16U) << lane;
+    EXPECT_EQ(columns[lane][1], element(2) | element(3) << 16U) << lane;
+  }
+}
+
+TEST(TransposedRead, IsGfx950sAndNeedsAllLanes) {
+  std::uint32_t columns[64][2];
+  EXPECT_TRUE(read_columns(0x942, columns).has(Fault::architecture));
+  EXPECT_TRUE(read_columns(0x950, columns, 32).has(Fault::divergence));
 }
 
 template <int bytes>

@@ -8,12 +8,19 @@
 // one row, for each block of 32, and rounded they are what the lane brings to the second product, as they stand. Two
 // lanes share a row: its maximum is a local one and one exchange.
 //
-//   memory | K1 to LDS, V1 to registers     |                  | K2, V2
-//   a wave | softmax 0, O += P0 V0 | wait ∥ | S1    V1 to LDS ∥ | softmax 1, O += P1 V1 | wait ∥ ...     ∥ barrier
+// Two workgroups share a CU, so that each SIMD has two waves: one in its products, one in its softmax. Keys are copied
+// to LDS without registers between, their banks permuted by what lanes fetch. Products need the keys of a value's
+// column side by side, and here the targets differ:
 //
-// One stage, so that two workgroups share a CU (LDS of gfx942 has 64 KB), and each SIMD has two waves: one in its
-// products, one in its softmax. Keys are copied to LDS without registers between, their banks permuted by what lanes
-// fetch. Values come through registers, since keys of one column must lie side by side.
+//   gfx942   values come through registers, which transpose them. One stage, for its LDS has 64 KB.
+//
+//     memory | K1 to LDS, V1 to registers     |                  | K2, V2
+//     a wave | softmax 0, O += P0 V0 | wait ∥ | S1    V1 to LDS ∥ | softmax 1, O += P1 V1 | wait ∥ ...     ∥ barrier
+//
+//   gfx950   reads LDS transposed, so values are copied as keys are. Two stages, one barrier for each tile.
+//
+//     memory | K2, V2 to LDS                         | K3, V3
+//     a wave | S1, softmax 1, O += P1 V1    | wait ∥ | S2, softmax 2, O += P2 V2 ...
 //
 // Bound: gfx942 matrix cores at 128 columns, vector instructions at 64; gfx950 both within a fifth of each other.
 // docs/kernels/attention_forward_cdna.md counts.
@@ -21,8 +28,11 @@
 // Chapters, in forward/: tiles.cuh (keys and values in LDS), wave.cuh (which row is whose), load.cuh, compute.cuh,
 // store.cuh.
 //
-// Refused: f32 inputs, head dims other than 64 and 128, rows that do not begin at multiples of 16 bytes, tiles of keys
-// that span 2^31 bytes (sm80/attention_forward_f32.cuh takes them all).
+// A tile has 64 or 128 columns; of head dims between, the rest is zeros in LDS, which buffers give behind their end.
+//
+// Refused: f32 inputs, head dims above 128 or that are no multiple of 8, and in pages others than 64 and 128; rows that
+// do not begin at multiples of 16 bytes, tiles of keys that span 2^31 bytes (sm80/attention_forward_f32.cuh takes them
+// all).
 #pragma once
 
 #include "cdna/forward/compute.cuh"
@@ -49,33 +59,64 @@ template <CdnaForwardSpec spec, class Mods>
 struct Forward {
   using T = Traits<spec>;
   using Tiles = typename WalkOf<Mods>::Type;
+  using Scores = typename Sums<spec, Mods>::Scores;
+  using Arriving = ArrivingValues<spec, T::kCdna.reads_transposed>;
+  static constexpr bool kIsCopied = T::kCdna.reads_transposed;
 
   const Wave<spec> wave;
   Sums<spec, Mods> sums;
-  ValuesUnderWay<spec> values;
 
   FOVEA_DEVICE_MEMBER Forward(const ForwardParams& p, const Work& work)
       : wave{p, work, ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()} {}
 
   /// Full only where all keys exist, too; idx -1: there are no more. What it needs of memory is under way.
-  FOVEA_DEVICE_MEMBER VisitedTile next_tile(Tiles& tiles) {
+  FOVEA_DEVICE_MEMBER VisitedTile next_tile(Tiles& tiles, Arriving& arriving, int stage) {
     VisitedTile tile;
     if (!tiles.next(tile)) return {-1, false};
     tile.is_full = tile.is_full && (tile.idx + 1) * spec.tile_kv <= wave.work.kv_end;
-    copy_keys(wave, tile.idx);
-    values.load(wave, tile.idx);
+    copy_rows(wave, KvRows<spec>(wave, wave.p.k, wave.key_bytes(), tile.idx), wave.keys(stage));
+    if constexpr (kIsCopied) {
+      copy_rows(wave, KvRows<spec>(wave, wave.p.v, wave.value_bytes(), tile.idx),
+                wave.values(stage));
+    } else {
+      arriving.load(wave, tile.idx);
+    }
     return tile;
   }
 
-  FOVEA_DEVICE_MEMBER void add_tile(typename Sums<spec, Mods>::Scores& s, VisitedTile tile,
-                                    Pass pass) {
+  FOVEA_DEVICE_MEMBER void add_tile(Scores& s, int stage, VisitedTile tile, Pass pass) {
     sums.modify(wave, s, tile);
     if (is_indicator(pass)) sums.shrink(s);
     sums.softmax(wave, s);
     if constexpr (spec.has_dropout) {
       if (!is_indicator(pass)) sums.drop(wave, s, tile);
     }
-    sums.multiply_values(wave, s);
+    sums.multiply_values(wave, stage, s);
+  }
+
+  /// One tile, which has been copied but for its values: they are stored when the scores are there. Gives the next one.
+  FOVEA_DEVICE_MEMBER VisitedTile visit(Tiles& tiles, Arriving& arriving, VisitedTile tile,
+                                        Pass pass) {
+    const bool has_rows = wave.has_rows();
+    Scores s;
+    if (has_rows) sums.multiply_keys(wave, 0, s);
+    arriving.store(wave, pass);
+    ptx::sync_threads();  // values are there, and nobody reads these keys any more
+    const VisitedTile next = next_tile(tiles, arriving, 0);
+    if (has_rows) add_tile(s, 0, tile, pass);
+    return next;
+  }
+
+  /// One tile, which has been copied. The next one has all its time to come.
+  FOVEA_DEVICE_MEMBER VisitedTile visit_copied(Tiles& tiles, Arriving& none, int stage,
+                                               VisitedTile tile, Pass pass) {
+    const VisitedTile next = next_tile(tiles, none, 1 - stage);
+    if (pass != Pass::all) turn_values(wave, stage, pass);
+    if (!wave.has_rows()) return next;
+    Scores s;
+    sums.multiply_keys(wave, stage, s);
+    add_tile(s, stage, tile, pass);
+    return next;
   }
 
   FOVEA_DEVICE_MEMBER void walk(Pass pass) {
@@ -83,20 +124,18 @@ struct Forward {
     const TileRange range{wave.work.kv_begin / spec.tile_kv,
                           ceil_div(wave.work.kv_end, spec.tile_kv), spec.tile_kv};
     Tiles tiles(rows, range, wave.p.captures);
-    const bool has_rows = wave.has_rows();
     sums.start();
-    VisitedTile tile = next_tile(tiles);
+    Arriving arriving;
+    VisitedTile tile = next_tile(tiles, arriving, 0);
 #pragma unroll 1
-    while (tile.idx >= 0) {
+    for (int stage = 0; tile.idx >= 0; stage = 1 - stage) {
       ptx::wait_for_copies<0>();
-      ptx::sync_threads();  // keys are there, and nobody reads the values before
-      typename Sums<spec, Mods>::Scores s;
-      if (has_rows) sums.multiply_keys(wave, s);
-      values.store(wave, pass);
-      ptx::sync_threads();  // values are there, and nobody reads these keys any more
-      const VisitedTile next = next_tile(tiles);
-      if (has_rows) add_tile(s, tile, pass);
-      tile = next;
+      ptx::sync_threads();  // what was copied is there, and nobody reads values of the tile before
+      if constexpr (kIsCopied) {
+        tile = visit_copied(tiles, arriving, stage, tile, pass);
+      } else {
+        tile = visit(tiles, arriving, tile, pass);
+      }
     }
   }
 

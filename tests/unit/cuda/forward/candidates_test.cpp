@@ -118,10 +118,22 @@ TEST(ForwardCandidates, CdnaMultipliesByItsOwnKernel) {
     EXPECT_EQ(chosen_on(device, {.head_dim_qk = 64, .head_dim_v = 64}).spec->tile_kv, 128);
     Problem dropped = problem_of({.head_dim_qk = 64, .head_dim_v = 128});
     dropped.dropout.p = 0.25F;
-    EXPECT_EQ(choose_forward(validate(dropped, "test"), device).spec->tile_kv, 32);
-    const ForwardPlan other = chosen_on(device, {.head_dim_qk = 128, .head_dim_v = 96});
-    EXPECT_EQ(other.candidate, kPlain);
-    EXPECT_EQ(reason_of(other, kCdna), "head_dim_v is 96; expected 64 or 128");
+    EXPECT_EQ(choose_forward(validate(dropped, "test"), device).spec->tile_kv,
+              gfx == 0x950 ? 64 : 32);
+    const ForwardPlan padded = chosen_on(device, {.head_dim_qk = 72, .head_dim_v = 40});
+    EXPECT_EQ(padded.candidate, kCdna);
+    EXPECT_TRUE(padded.spec->has_padded_head_dim);
+    EXPECT_EQ(padded.spec->head_dim_qk, 128);
+    EXPECT_EQ(padded.spec->head_dim_v, 64);
+    EXPECT_EQ(padded.spec->stages, gfx == 0x950 ? 2 : 1);
+    for (const std::int64_t refused : {100, 136}) {
+      const ForwardPlan other = chosen_on(device, {.head_dim_qk = 128, .head_dim_v = refused});
+      EXPECT_EQ(other.candidate, kPlain);
+      EXPECT_EQ(reason_of(other, kCdna),
+                fmt::format("head_dim_v is {}; expected a multiple of 8 of "
+                            "at most 128",
+                            refused));
+    }
     EXPECT_EQ(reason_of(chosen_on(device, {.dtype = Dtype::f32}), kCdna),
               "inputs are f32; expected f16 or bf16");
   }

@@ -11,6 +11,7 @@
 #include "common/position.cuh"
 #include "common/score.cuh"
 #include "common/tile_walk.cuh"
+#include "ptx/lds_transpose.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -31,6 +32,50 @@ FOVEA_DEVICE std::uint32_t pack_probabilities(float lo, float hi) {
                         ptx::bit_cast<std::uint32_t>(hi) + kHalf);
   }
 }
+
+/// What a lane brings of Vᵀ to the second product: eight values of one column.
+template <CdnaForwardSpec spec, bool reads_transposed>
+struct ValueOperands {
+  using T = Traits<spec>;
+  using Tile = typename T::Values;
+
+  SharedAddress first;
+
+  FOVEA_DEVICE_MEMBER ValueOperands(const Wave<spec>& wave, int stage)
+      : first(wave.values(stage).chunk(wave.half(), wave.column())) {}
+
+  FOVEA_DEVICE_MEMBER U32x4 of(int step, int block) const {
+    return ptx::ld_shared<U32x4>(first + 2 * step * Tile::kUnitBytes +
+                                 block * T::kBlock * kChunkBytes);
+  }
+};
+
+/// As rows lie in memory: 16 lanes read four keys of 16 columns, and then the four that are eight further on.
+template <CdnaForwardSpec spec>
+struct ValueOperands<spec, true> {
+  using T = Traits<spec>;
+  using Tile = typename T::Values;
+  static constexpr int kReadLanes = 16, kReadKeys = 4, kPartBytes = 8, kBlockBytes = 64;
+  static_assert(Tile::permutation(key_in_unit(kReadKeys)) == Tile::permutation(0) &&
+                    Tile::permutation(T::kStep) == Tile::permutation(0),
+                "keys of a lane are permuted alike");
+
+  SharedAddress first;
+
+  FOVEA_DEVICE_MEMBER ValueOperands(const Wave<spec>& wave, int stage)
+      : first(wave.values(stage).at(
+            first_key_of_unit(wave.half()) + wave.lane % kReadLanes / kReadKeys,
+            wave.column() / kReadLanes * (kBlockBytes / 2) + wave.lane % kReadKeys * kPartBytes)) {}
+
+  FOVEA_DEVICE_MEMBER U32x4 of(int step, int block) const {
+    const SharedAddress at = (first ^ static_cast<SharedAddress>(block * kBlockBytes)) +
+                             step * T::kStep * Tile::kRowBytes;
+    const ptx::U32x2 lo = ptx::ds_read_b64_tr_b16<spec.element>(at);
+    const ptx::U32x2 hi =
+        ptx::ds_read_b64_tr_b16<spec.element>(at + key_in_unit(kReadKeys) * Tile::kRowBytes);
+    return {lo.x, lo.y, hi.x, hi.y};
+  }
+};
 
 /// Of the two lanes that share a row.
 FOVEA_DEVICE float sum_of_row(float mine) { return mine + ptx::shfl_bfly(mine, 32); }
@@ -61,9 +106,9 @@ struct Sums {
   // ---- scores ----------------------------------------------------------------------------------
 
   /// Sᵀ = K Qᵀ.
-  FOVEA_DEVICE_MEMBER void multiply_keys(const Wave<spec>& wave, Scores& s) const {
+  FOVEA_DEVICE_MEMBER void multiply_keys(const Wave<spec>& wave, int stage, Scores& s) const {
     using Tile = typename T::Keys;
-    const SharedAddress first = wave.keys().chunk(wave.column(), wave.half());
+    const SharedAddress first = wave.keys(stage).at(wave.column(), wave.half() * kChunkBytes);
 #pragma unroll
     for (int j = 0; j < T::kKeyBlocks; ++j)
 #pragma unroll
@@ -173,9 +218,8 @@ struct Sums {
   // ---- the second product ----------------------------------------------------------------------
 
   /// Oᵀ += Vᵀ Pᵀ: eight sums of Sᵀ, rounded, are what the lane brings.
-  FOVEA_DEVICE_MEMBER void multiply_values(const Wave<spec>& wave, const Scores& s) {
-    using Tile = typename T::Values;
-    const SharedAddress first = wave.values().chunk(wave.half(), wave.column());
+  FOVEA_DEVICE_MEMBER void multiply_values(const Wave<spec>& wave, int stage, const Scores& s) {
+    const ValueOperands<spec, T::kCdna.reads_transposed> values(wave, stage);
 #pragma unroll
     for (int step = 0; step < T::kKeyBlocks * T::kStepsOfBlock; ++step) {
       const float* const x = &s[step / T::kStepsOfBlock][step % T::kStepsOfBlock * 8];
@@ -183,11 +227,8 @@ struct Sums {
           pack_probabilities<spec>(x[0], x[1]), pack_probabilities<spec>(x[2], x[3]),
           pack_probabilities<spec>(x[4], x[5]), pack_probabilities<spec>(x[6], x[7])};
 #pragma unroll
-      for (int j = 0; j < T::kColBlocks; ++j) {
-        const auto values = ptx::ld_shared<U32x4>(first + 2 * step * Tile::kUnitBytes +
-                                                  j * T::kBlock * kChunkBytes);
-        multiply<spec>(out[j], values, probabilities);
-      }
+      for (int j = 0; j < T::kColBlocks; ++j)
+        multiply<spec>(out[j], values.of(step, j), probabilities);
     }
   }
 

@@ -1,15 +1,17 @@
 // Queries, keys and values on their way in. Chapter 3 of cdna/attention_forward.cuh; read compute.cuh next.
 //
 // Queries stay in registers: a lane loads of its row what it brings to products. Keys are copied to LDS without
-// registers between; where a lane's bytes land is not its choice, so it fetches those that belong there. Values need
-// their keys side by side, for which no copy serves: they are loaded to registers a tile ahead, transposed by byte
-// permutations and stored when their place is free.
+// registers between; where a lane's bytes land is not its choice, so it fetches those that belong there. Products need
+// the keys of a value's column side by side. gfx950 reads them so from rows that were copied like keys. For gfx942 no
+// copy serves: values are loaded to registers a tile ahead, transposed by byte permutations and stored when their place
+// is free.
 #pragma once
 
 #include "cdna/forward/tiles.cuh"
 #include "cdna/forward/wave.cuh"
 #include "common/passes.cuh"
 #include "common/sequence.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/buffer.cuh"
 #include "ptx/copy_to_shared.cuh"
 #include "ptx/memory.cuh"
@@ -31,26 +33,32 @@ FOVEA_DEVICE void load_queries(const Wave<spec>& wave, Queries<spec>& queries) {
   const auto* const chunks =
       reinterpret_cast<const U32x4*>(static_cast<const char*>(q.data) + at * Traits<spec>::kBytes);
 #pragma unroll
-  for (int step = 0; step < Traits<spec>::kQkSteps; ++step)
-    queries[step] = row.exists ? ptx::ld_global_nc(chunks + 2 * step + wave.half()) : U32x4{};
+  for (int step = 0; step < Traits<spec>::kQkSteps; ++step) {
+    const int chunk = 2 * step + wave.half();
+    const bool is_there = !spec.has_padded_head_dim || chunk * kChunkBytes < wave.key_bytes();
+    queries[step] = row.exists && is_there ? ptx::ld_global_nc(chunks + chunk) : U32x4{};
+  }
 }
 
-/// Rows of a tile of the sequence's keys, or values. Those behind the last key are zeros, or the last key's: no row
-/// sees them, whatever they hold.
+/// Rows of a tile of the sequence's keys, or values, `bytes` of each. Those behind the last key are zeros, or the last
+/// key's: no row sees them, whatever they hold. What the tile has behind a row's bytes is zeros.
 ///
 /// In a tensor a lane's bytes lie as far from where the tile begins as in any other tile: one buffer is the tile, and
 /// offsets wait in registers. In pages each row lies somewhere.
-template <CdnaForwardSpec spec, int columns>
+template <CdnaForwardSpec spec>
 class KvRows {
  public:
-  FOVEA_DEVICE_MEMBER KvRows(const Wave<spec>& wave, const BshdParam& t, std::int32_t idx)
+  FOVEA_DEVICE_MEMBER KvRows(const Wave<spec>& wave, const BshdParam& t, std::int32_t bytes,
+                             std::int32_t idx)
       : wave_(wave),
         t_(t),
         begin_(idx * spec.tile_kv),
-        row_bytes_(static_cast<std::uint32_t>(t.row_stride * kBytes)) {
+        row_bytes_(static_cast<std::uint32_t>(t.row_stride * kBytes)),
+        bytes_(static_cast<std::uint32_t>(bytes)) {
+    static_assert(!spec.is_paged || !spec.has_padded_head_dim, "rows of pages are copied whole");
     if constexpr (!spec.is_paged) {
       const auto rows = static_cast<std::uint32_t>(least(wave.work.kv_end - begin_, spec.tile_kv));
-      buffer_ = ptx::make_buffer(place_of(begin_), (rows - 1) * row_bytes_ + columns * kBytes);
+      buffer_ = ptx::make_buffer(place_of(begin_), (rows - 1) * row_bytes_ + bytes_);
     }
   }
 
@@ -86,43 +94,54 @@ class KvRows {
   }
   /// In 32 bits: a tile of longer strides is refused (CdnaForward::reads).
   FOVEA_DEVICE_MEMBER std::uint32_t in_tile(int first, int of_lane, std::uint32_t byte) const {
+    constexpr std::uint32_t kBehindAll = 0x80000000U;
     const auto row = [&](int i) { return static_cast<std::uint32_t>(i) * row_bytes_; };
-    return row(first) + (row(of_lane) + byte);
+    const bool is_there = !spec.has_padded_head_dim || byte < bytes_;
+    return row(first) + (is_there ? row(of_lane) + byte : kBehindAll);
   }
 
   const Wave<spec>& wave_;
   const BshdParam& t_;
   const std::int32_t begin_;
-  const std::uint32_t row_bytes_;
+  const std::uint32_t row_bytes_, bytes_;
   ptx::Buffer buffer_;
 };
 
-/// This wave's part of the keys of tile `idx`.
-template <CdnaForwardSpec spec>
-FOVEA_DEVICE void copy_keys(const Wave<spec>& wave, std::int32_t idx) {
-  using T = Traits<spec>;
-  using Tile = typename T::Keys;
-  constexpr int kLaneBytes = T::kCdna.copy_bytes;
+/// This wave's part of the rows of a tile of keys, or values.
+template <CdnaForwardSpec spec, class Tile>
+FOVEA_DEVICE void copy_rows(const Wave<spec>& wave, const KvRows<spec>& rows, Tile to) {
+  constexpr int kLaneBytes = Traits<spec>::kCdna.copy_bytes;
   constexpr int kCopyBytes = ptx::kWarpLanes * kLaneBytes;
   constexpr int kCopies = Tile::kBytes / kCopyBytes / spec.num_warps;
   static_assert(kCopies * kCopyBytes * spec.num_warps == Tile::kBytes, "waves copy alike");
   static_assert(kCopyBytes % Tile::kRowBytes == 0, "a copy brings whole rows");
   constexpr int kRows = kCopyBytes / Tile::kRowBytes;
-  const KvRows<spec, spec.head_dim_qk> rows(wave, wave.p.k, idx);
   const int of_lane = wave.lane * kLaneBytes / Tile::kRowBytes;
   const auto byte = static_cast<std::uint32_t>(wave.lane * kLaneBytes % Tile::kRowBytes);
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
     const int first = (i * spec.num_warps + wave.warp) * kRows;
-    const auto permutation = static_cast<std::uint32_t>(Tile::permutation(first + of_lane));
-    rows.template copy<kLaneBytes>(wave.keys().base + first * Tile::kRowBytes, first, of_lane,
-                                   byte ^ permutation * kChunkBytes);
+    rows.template copy<kLaneBytes>(to.base + first * Tile::kRowBytes, first, of_lane,
+                                   byte ^ Tile::permutation(first + of_lane));
   }
 }
 
-/// Values on their way: of each unit of keys that this lane brings, two columns of each of its eight rows.
+/// Values that were copied become what this pass wants. All of the workgroup come, and all copies have landed.
 template <CdnaForwardSpec spec>
-struct ValuesUnderWay {
+FOVEA_DEVICE void turn_values(const Wave<spec>& wave, int stage, Pass pass) {
+  using T = Traits<spec>;
+  const int thread = wave.warp * ptx::kWarpLanes + wave.lane;
+#pragma unroll 1
+  for (int at = 4 * thread; at < T::Values::kBytes; at += 4 * T::kThreads) {
+    const SharedAddress pair = wave.values(stage).base + at;
+    ptx::st_shared(pair, values_of_pass<spec.element>(ptx::ld_shared<std::uint32_t>(pair), pass));
+  }
+  ptx::sync_threads();
+}
+
+/// Values on their way through registers: of each unit of keys that this lane brings, two columns of each of its eight rows.
+template <CdnaForwardSpec spec, bool are_copied>
+struct ArrivingValues {
   using T = Traits<spec>;
   using Tile = typename T::Values;
   static constexpr int kRowLanes = spec.head_dim_v / 2;
@@ -139,7 +158,7 @@ struct ValuesUnderWay {
   }
 
   FOVEA_DEVICE_MEMBER void load(const Wave<spec>& wave, std::int32_t idx) {
-    const KvRows<spec, spec.head_dim_v> rows(wave, wave.p.v, idx);
+    const KvRows<spec> rows(wave, wave.p.v, wave.value_bytes(), idx);
     const int of_lane = first_key_of_unit(wave.lane / kRowLanes);
     const auto byte = static_cast<std::uint32_t>(wave.lane % kRowLanes * 4);
 #pragma unroll
@@ -166,10 +185,14 @@ struct ValuesUnderWay {
       const auto lo = [&](int at) { return lower_halves(x[at], x[at + 1]); };
       const auto hi = [&](int at) { return upper_halves(x[at], x[at + 1]); };
       const int unit = unit_of(wave, i) + wave.lane / kRowLanes;
-      ptx::st_shared(wave.values().chunk(unit, column), U32x4{lo(0), lo(2), lo(4), lo(6)});
-      ptx::st_shared(wave.values().chunk(unit, column + 1), U32x4{hi(0), hi(2), hi(4), hi(6)});
+      ptx::st_shared(wave.values(0).chunk(unit, column), U32x4{lo(0), lo(2), lo(4), lo(6)});
+      ptx::st_shared(wave.values(0).chunk(unit, column + 1), U32x4{hi(0), hi(2), hi(4), hi(6)});
     }
   }
 };
+
+/// Copies take none.
+template <CdnaForwardSpec spec>
+struct ArrivingValues<spec, true> {};
 
 }  // namespace fovea::cuda::cdna

@@ -60,11 +60,14 @@ FOVEA_DEVICE void store_out(const Wave<spec>& wave, const RowView<spec>& row,
                             const Sums<spec, Mods>& sums, Pass pass) {
   using T = Traits<spec>;
   constexpr Element kElement = RowView<spec>::kOutElement;
+  constexpr bool kIsCut =
+      spec.has_padded_head_dim && !spec.is_split;  // partial states are the tile's
   char* const mine = row.out() + 4 * wave.half() * RowView<spec>::kOutBytes;
 #pragma unroll
   for (int j = 0; j < T::kColBlocks; ++j) {
 #pragma unroll
     for (int g = 0; g < ptx::kMfmaSums; g += 4) {
+      if (kIsCut && j * T::kBlock + place_of_sum(g, wave.half()) >= wave.p.head_dim_v) continue;
       char* const to = mine + (j * T::kBlock + place_of_sum(g, 0)) * RowView<spec>::kOutBytes;
       const float* const x = &sums.out[j][g];
       if (is_indicator(pass)) {
@@ -79,7 +82,10 @@ FOVEA_DEVICE void store_out(const Wave<spec>& wave, const RowView<spec>& row,
 template <CdnaForwardSpec spec, class Mods>
 FOVEA_DEVICE void finish(const Wave<spec>& wave, Sums<spec, Mods>& sums, Pass pass) {
   const ForwardParams& p = wave.p;
-  const RowView<spec> row = wave.row();
+  // Note: of a number that a shuffle gives nothing is computed ahead. Else addresses of out, lse and row_max go through
+  // the walk in registers, for passes are a loop around it.
+  const int lane = ptx::shfl_idx(wave.lane, wave.lane);
+  const RowView<spec> row = wave.row_of(lane);
   const RowState whole{sums.row.origin, sum_of_row(sums.row.sum)};
   if (!row.exists) return;
   if (!is_indicator(pass)) {

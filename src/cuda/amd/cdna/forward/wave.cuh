@@ -16,10 +16,20 @@ namespace fovea::cuda::cdna {
 using ptx::SharedAddress;
 using ptx::U32x4;
 
+/// How values of a tile lie in LDS.
+template <CdnaForwardSpec spec, bool reads_transposed>
+struct ValuesOf {
+  using Tile = ValueTile<spec.tile_kv, spec.head_dim_v>;
+};
+template <CdnaForwardSpec spec>
+struct ValuesOf<spec, true> {
+  using Tile = TransposedTile<spec.tile_kv, element_bytes(spec.element) * spec.head_dim_v,
+                              cdna_traits(spec.gfx).line_bytes>;
+};
+
 template <CdnaForwardSpec spec>
 struct Traits {
   static_assert(spec.element != Element::f32, "v_mfma multiplies elements of 16 bits here");
-  static_assert(!spec.has_padded_head_dim, "rows are copied as they are");
   static_assert(spec.tile_q == kCdnaWaveRows * spec.num_warps, "a wave owns 32 rows");
   static constexpr CdnaTraits kCdna = cdna_traits(spec.gfx);
   static constexpr int kBytes = element_bytes(spec.element);
@@ -31,7 +41,8 @@ struct Traits {
   static constexpr int kQkSteps = spec.head_dim_qk / kStep;
   static constexpr int kStepsOfBlock = kBlock / kStep;
   using Keys = KeyTile<spec.tile_kv, kBytes * spec.head_dim_qk, kCdna.line_bytes>;
-  using Values = ValueTile<spec.tile_kv, spec.head_dim_v>;
+  using Values = typename ValuesOf<spec, kCdna.reads_transposed>::Tile;
+  static_assert(spec.stages == (kCdna.reads_transposed ? 2 : 1), "values in registers are a stage");
 
   static constexpr CdnaForwardLayout kAt = cdna_forward_layout(spec);
 };
@@ -74,15 +85,28 @@ struct Wave {
   FOVEA_DEVICE_MEMBER int column() const { return lane % T::kBlock; }
   FOVEA_DEVICE_MEMBER int half() const { return lane / T::kBlock; }
 
-  FOVEA_DEVICE_MEMBER RowView<spec> row() const {
-    return {p, work, warp * kCdnaWaveRows + column()};
+  FOVEA_DEVICE_MEMBER RowView<spec> row_of(int of_lane) const {
+    return {p, work, warp * kCdnaWaveRows + of_lane % T::kBlock};
   }
+  FOVEA_DEVICE_MEMBER RowView<spec> row() const { return row_of(lane); }
   FOVEA_DEVICE_MEMBER bool has_rows() const {
     return RowView<spec>(p, work, warp * kCdnaWaveRows).exists;
   }
 
-  FOVEA_DEVICE_MEMBER typename T::Keys keys() const { return {smem + T::kAt.keys}; }
-  FOVEA_DEVICE_MEMBER typename T::Values values() const { return {smem + T::kAt.values}; }
+  /// Of a row of the problem: of Q and K, of V. The tile's may be wider.
+  FOVEA_DEVICE_MEMBER std::int32_t key_bytes() const {
+    return T::kBytes * (spec.has_padded_head_dim ? p.head_dim_qk : spec.head_dim_qk);
+  }
+  FOVEA_DEVICE_MEMBER std::int32_t value_bytes() const {
+    return T::kBytes * (spec.has_padded_head_dim ? p.head_dim_v : spec.head_dim_v);
+  }
+
+  FOVEA_DEVICE_MEMBER typename T::Keys keys(int stage) const {
+    return {smem + T::kAt.keys + stage * T::kAt.key_bytes};
+  }
+  FOVEA_DEVICE_MEMBER typename T::Values values(int stage) const {
+    return {smem + T::kAt.values + stage * T::kAt.value_bytes};
+  }
 };
 
 }  // namespace fovea::cuda::cdna
