@@ -17,7 +17,8 @@ struct CompiledForAmd {
   bool has_compiler = true;  // else nothing else is filled
   std::string words;         // of the compiler
   std::string listing;       // assembly; empty where it does not compile
-  jit::CodeObject object;
+  std::string image;         // what HIP loads
+  jit::CodeObject object;    // what its note says
 };
 
 /// FOVEA_COMPILE_AMD is the script. `target` as in "gfx942".
@@ -32,11 +33,12 @@ inline CompiledForAmd compile_for_amd(const std::string& unit, const std::string
   CompiledForAmd compiled{.has_compiler = result != kNoCompiler,
                           .words = jit::read_text(words),
                           .listing = {},
+                          .image = {},
                           .object = {}};
   if (result != 0) return compiled;
   compiled.listing = jit::read_text(image + ".s");
-  const std::string bytes = jit::read_text(image);
-  compiled.object = jit::read_code_object(std::as_bytes(std::span(bytes)));
+  compiled.image = jit::read_text(image);
+  compiled.object = jit::read_code_object(std::as_bytes(std::span(compiled.image)));
   return compiled;
 }
 
