@@ -25,7 +25,7 @@ _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "bool": "bool"
 def _register() -> None:
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-    for platform, device in (("cpu", _abi.CPU), ("CUDA", _abi.CUDA)):
+    for platform, device in (("cpu", _abi.CPU), ("CUDA", _abi.CUDA), ("ROCM", _abi.ROCM)):
         handler = capsule(library.fovea_xla_handler(device), None, None)
         for operation in _OPERATIONS:
             jax.ffi.register_ffi_target(_TARGET.format(operation), handler, platform=platform)

@@ -192,20 +192,20 @@ void* stream_of(const Frame& frame) {
   return get.stream;
 }
 
-DLDevice gpu_of(const Frame& frame) {
+DLDevice gpu_of(const Frame& frame, DLDeviceType type) {
   DeviceOrdinalGet get{.context = frame.context};
   check(frame.api->device_ordinal_get(&get), frame, "number of a device");
-  return {kDLCUDA, get.ordinal};
+  return {type, get.ordinal};
 }
 
 /// The runtime of calls on GPUs: workspace is scratch memory of the call that runs on this thread.
 class ScratchRuntime {
  public:
-  ScratchRuntime() : runtime_{Runtime(1)} {
+  explicit ScratchRuntime(DLDeviceType type) : runtime_{Runtime(1)} {
     fovea_allocator allocator{};
     allocator.struct_size = sizeof allocator;
     allocator.version = FOVEA_ABI_VERSION;
-    allocator.device_type = kDLCUDA;
+    allocator.device_type = type;
     allocator.allocate = allocate;
     allocator.deallocate = deallocate;
     fovea_runtime_set_allocator(&runtime_, &allocator, nullptr);
@@ -267,15 +267,25 @@ void run(const CallSite& site, const ArgumentSet& arguments) {
   throw fovea::Error(static_cast<ErrorKind>(kind), message);
 }
 
-void run(const Frame& frame, DLDeviceType type) {
-  const auto site = call_sites().find(text_of(frame));
-  if (type == kDLCPU) return run(*site, Call(*site, frame, {kDLCPU, 0}).arguments());
-  static ScratchRuntime scratch;
-  Call call(*site, frame, gpu_of(frame));
+/// A process has one runtime for each kind of GPU.
+template <DLDeviceType type>
+void run_on_gpu(const CallSite& site, const Frame& frame) {
+  static ScratchRuntime scratch(type);
+  Call call(site, frame, gpu_of(frame, type));
   call.arguments().forward.stream = stream_of(frame);
   call.arguments().forward.runtime = scratch.get();
   const ScratchRuntime::Lend lend(frame);
-  run(*site, call.arguments());
+  run(site, call.arguments());
+}
+
+template <DLDeviceType type>
+void run(const Frame& frame) {
+  const auto site = call_sites().find(text_of(frame));
+  if constexpr (type == kDLCPU) {
+    run(*site, Call(*site, frame, {kDLCPU, 0}).arguments());
+  } else {
+    run_on_gpu<type>(*site, frame);
+  }
 }
 
 ErrorCode code_of(int kind) {
@@ -311,7 +321,7 @@ template <DLDeviceType type>
 Error* handle(Frame* frame) {
   if (answers_metadata(*frame) || frame->stage != Stage::execute) return nullptr;
   fovea_error* error = nullptr;
-  const int kind = guarded(&error, [&] { run(*frame, type); });
+  const int kind = guarded(&error, [&] { run<type>(*frame); });
   if (kind == FOVEA_OK) return nullptr;
   ErrorCreate create{.message = fovea_error_message(error), .code = code_of(kind)};
   Error* const made = frame->api->error_create(&create);
@@ -329,6 +339,8 @@ extern "C" void* fovea_xla_handler(int32_t device_type) {
       return reinterpret_cast<void*>(&handle<kDLCPU>);
     case kDLCUDA:
       return reinterpret_cast<void*>(&handle<kDLCUDA>);
+    case kDLROCM:
+      return reinterpret_cast<void*>(&handle<kDLROCM>);
     default:
       return nullptr;
   }

@@ -122,7 +122,7 @@ class FrameByHand {
 constexpr auto kForward = "operation=forward\noperand=q\noperand=k\noperand=v\nresult=out";
 
 TEST(XlaHandler, SaysItsVersionWhereItIsRegistered) {
-  for (const std::int32_t device : {kDLCPU, kDLCUDA}) {
+  for (const std::int32_t device : {kDLCPU, kDLCUDA, kDLROCM}) {
     Metadata metadata{};
     metadata.traits = 7;
     MetadataExtension extension{{sizeof(MetadataExtension), kMetadataExtension, nullptr},
@@ -252,6 +252,9 @@ TEST(XlaHandler, AGpusCallIsOfItsDeviceAndItsStream) {
   const Error* const no_gpu = frame.run(kDLCUDA);  // there are fewer here
   ASSERT_NE(no_gpu, nullptr);
   EXPECT_NE(no_gpu->message.find("cuda:63"), std::string::npos) << no_gpu->message;
+  const Error* const none_of_amd = frame.run(kDLROCM);
+  ASSERT_NE(none_of_amd, nullptr);
+  EXPECT_NE(none_of_amd->message.find("rocm:63"), std::string::npos) << none_of_amd->message;
   frame.api().stream_get = refuse_stream;
   num_destroyed = 0;
   const Error* const no_stream = frame.run(kDLCUDA);
