@@ -65,6 +65,7 @@ What the columns mean
                 same number of threads; the fraction is bound / median. bf16 products may pass 100 % of the fp32 rate.
   --device cuda times kernels by CUDA events, the L2 cache flushed before each run. The bound there: the rate of tensor cores
                 whose operands are in place (fp32 multiply-adds for f32 inputs), and the bandwidth of a copy on the device.
+  --device rocm does the same on AMD's, whose bounds are not measured.
 
 Exit codes: 0 done; 1 --against found a loss beyond noise; 2 bad input; 3 not supported here.
 )";
@@ -202,31 +203,37 @@ Row run_job(const Job& job, Timed timed, Executor& executor, const Bounds& bound
   return row;
 }
 
+std::string_view bound_of(const Row& row) {
+  if (!row.bounds.are_known()) return "unknown";
+  return row.is_compute_bound() ? "compute" : "memory";
+}
+
 Json json_of(const Row& row) {
   const Explanation& e = row.explanation;
-  return {
-      {"name", row.name},
-      {"why", row.why},
-      {"problem", e.problem},
-      {"kernel", e.kernel},
-      {"target", e.target},
-      {"device", row.device},
-      {"compute_dtype", e.compute_dtype},
-      {"threads", row.threads},
-      {"num_threads", row.num_threads},
-      {"runs", row.times.runs},
-      {"median_ms", row.times.median * 1e3},
-      {"min_ms", row.times.min * 1e3},
-      {"spread", row.times.spread},
-      {"flops", row.work.flops},
-      {"bytes", row.work.bytes},
-      {"visible_share", row.work.share},
-      {"gflops_per_second", row.gflops_per_second()},
-      {"bound", row.is_compute_bound() ? "compute" : "memory"},
-      {fmt::format("bound_{}_gflops_per_second", row.bounds.compute), row.bounds.compute_gflops},
-      {fmt::format("bound_{}_gigabytes_per_second", row.bounds.memory),
-       row.bounds.memory_gigabytes},
-      {"fraction_of_bound", row.fraction()}};
+  Json json = {{"name", row.name},
+               {"why", row.why},
+               {"problem", e.problem},
+               {"kernel", e.kernel},
+               {"target", e.target},
+               {"device", row.device},
+               {"compute_dtype", e.compute_dtype},
+               {"threads", row.threads},
+               {"num_threads", row.num_threads},
+               {"runs", row.times.runs},
+               {"median_ms", row.times.median * 1e3},
+               {"min_ms", row.times.min * 1e3},
+               {"spread", row.times.spread},
+               {"flops", row.work.flops},
+               {"bytes", row.work.bytes},
+               {"visible_share", row.work.share},
+               {"gflops_per_second", row.gflops_per_second()},
+               {"bound", bound_of(row)}};
+  if (!row.bounds.are_known()) return json;
+  json[fmt::format("bound_{}_gflops_per_second", row.bounds.compute)] = row.bounds.compute_gflops;
+  json[fmt::format("bound_{}_gigabytes_per_second", row.bounds.memory)] =
+      row.bounds.memory_gigabytes;
+  json["fraction_of_bound"] = row.fraction();
+  return json;
 }
 
 constexpr std::string_view kHeader =
@@ -234,11 +241,12 @@ constexpr std::string_view kHeader =
     "bound    fraction\n";
 
 std::string print(const Row& row) {
-  return fmt::format(
-      "{:<28} {:>7} {:<12} {:>11.3f} {:>11.3f} {:>6.1f}% {:>9.1f}  {:<8} {:>6.1f}%\n", row.name,
-      row.num_threads > 0 ? fmt::to_string(row.num_threads) : "-", row.explanation.target,
-      row.times.median * 1e3, row.times.min * 1e3, row.times.spread * 100, row.gflops_per_second(),
-      row.is_compute_bound() ? "compute" : "memory", row.fraction() * 100);
+  const std::string fraction =
+      row.bounds.are_known() ? fmt::format("{:.1f}%", row.fraction() * 100) : "-";
+  return fmt::format("{:<28} {:>7} {:<12} {:>11.3f} {:>11.3f} {:>6.1f}% {:>9.1f}  {:<8} {:>7}\n",
+                     row.name, row.num_threads > 0 ? fmt::to_string(row.num_threads) : "-",
+                     row.explanation.target, row.times.median * 1e3, row.times.min * 1e3,
+                     row.times.spread * 100, row.gflops_per_second(), bound_of(row), fraction);
 }
 
 /// What a kept run says of one row.
@@ -379,6 +387,11 @@ void refuse_on_gpu(const BenchOptions& options) {
   if (!options.jobs.attention.is_on_gpu()) return;
   if (options.threads != std::vector{0})
     bad_input("--threads: is for the cpu; expected none with --device cuda");
+  if (options.against && options.jobs.attention.device.kind == Device::Kind::rocm) {
+    bad_input(
+        "--against: compares fractions of a bound, and none is known of GPUs of AMD; expected "
+        "a run on the cpu or on cuda");
+  }
 }
 
 int bench(const BenchOptions& options) {

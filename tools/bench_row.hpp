@@ -33,6 +33,7 @@ struct Row {
   Times times;
   Bounds bounds;
 
+  // Of what bounds it; where that is known (Bounds::are_known).
   double compute_seconds() const { return work.flops / (bounds.compute_gflops * 1e9); }
   double memory_seconds() const { return work.bytes / (bounds.memory_gigabytes * 1e9); }
   bool is_compute_bound() const { return compute_seconds() >= memory_seconds(); }

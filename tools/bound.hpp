@@ -12,6 +12,8 @@ struct Bounds {
   double compute_gflops = 0;    // all workers
   std::string memory = "read";  // of memory that no cache holds
   double memory_gigabytes = 0;  // a second
+
+  bool are_known() const { return compute_gflops > 0; }
 };
 
 /// Takes about a third of a second.

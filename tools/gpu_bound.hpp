@@ -33,7 +33,7 @@ struct GpuBounds {
   Bounds of(Dtype inputs) const;
 };
 
-/// Takes about half a second.
+/// Takes about half a second. Of GPUs of AMD nothing is known: rates/ is PTX.
 GpuBounds measure_bounds(const Gpu& gpu);
 
 }  // namespace fovea::tools

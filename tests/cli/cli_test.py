@@ -918,6 +918,26 @@ class Kernels(CommandTest):
                                "--device", "rocm", **without)
         self.assertIn("kernel pack amd.pack", result.stdout)
 
+    def test_bench_and_tune_on_a_driver_of_amd_that_computes_nothing(self):
+        fakes = {"FOVEA_HIP": os.environ["FOVEA_FAKE_LIBAMDHIP64"], "FOVEA_HIPRTC": os.environ["FOVEA_FAKE_LIBHIPRTC"]}
+        case = self.CASES["cases"][0] | {"dtype": "bf16"}
+        (self.folder / "cases.json").write_text(json.dumps({"cases": [case]}))
+        result = self.run_with("bench", "--cases", "cases.json", "--device", "rocm", **fakes)
+        self.expect(result, 0)
+        self.assertRegex(result.stdout, r"tiny +- rocm:0 .* unknown +-\n")
+        (row,) = json.loads(self.run_with("bench", "--cases", "cases.json", "--device", "rocm", "--json", **fakes).stdout)["rows"]
+        self.assertEqual((row["kernel"], row["device"], row["bound"]), ("cuda/cdna/attention_forward", "rocm:0", "unknown"))
+        self.assertNotIn("fraction_of_bound", row)
+        (self.folder / "kept.json").write_text(json.dumps({"rows": [row]}))
+        self.expect(self.run_with("bench", "--cases", "cases.json", "--device", "rocm", "--against", "kept.json", **fakes), 2,
+                    "none is known of GPUs of AMD")
+        self.expect(self.run_with("bench", "--cases", "cases.json", "--device", "rocm", "--backward", **fakes), 3,
+                    "this is gfx942 of AMD; expected a GPU of NVIDIA")
+        # Its choices are raced, and what is wrong is not kept.
+        result = self.run_with("tune", "--cases", "cases.json", "--device", "rocm", "--seconds", "1", **fakes)
+        self.expect(result, 1, "none of them is kept")
+        self.assertIn("OUT cuda/cdna/attention_forward", result.stdout + result.stderr)
+
     def test_doctor_names_every_piece(self):
         report = self.cuda(FOVEA_NVRTC="/nowhere")
         self.assertIn("/nowhere", report["compiler"]["reason"])
@@ -1097,10 +1117,10 @@ class Kernels(CommandTest):
             self.skipTest("needs the fake compiler")
         variables = {"FOVEA_NVRTC": os.environ["FOVEA_FAKE_LIBNVRTC"]}
 
-        def compiled(cases, *words):
+        def compiled(cases, *words, arch="sm_90a"):
             """Of all so far, labels by file."""
             (self.folder / "cases.json").write_text(json.dumps({"cases": cases}))
-            self.expect(self.run_with("pack", "--cases", "cases.json", "--arch", "sm_90a", *words, **variables), 0)
+            self.expect(self.run_with("pack", "--cases", "cases.json", "--arch", arch, *words, **variables), 0)
             return {row["file"]: row["kernel"] for row in json.loads(self.run_with("cache", "list", "--json").stdout)["kernels"]}
 
         carried = subprocess.run([sys.executable, "-B", ROOT / "python" / "kernels" / "cases.py"], capture_output=True, text=True, check=True)
@@ -1109,6 +1129,14 @@ class Kernels(CommandTest):
             with self.subTest(call):
                 found, before = before, compiled(cases)
                 self.assertEqual([label for file, label in before.items() if file not in found], [])
+        # Of Turing, in f16.
+        halves = [case for case in json.loads(carried.stdout)["cases"] if case["dtype"] == "f16"]
+        before = compiled(halves, "--out", "turing.pack", arch="sm_75")
+        calls = calls_of_models()
+        groups = [case | {"dtype": "f16"} for call in ("prompts", "steps of generation") for case in calls[call]
+                  if case["num_heads_q"] // case.get("num_heads_kv", case["num_heads_q"]) in (1, 4)]
+        found, before = before, compiled(groups, arch="sm_75")
+        self.assertEqual([label for file, label in before.items() if file not in found], [])
 
     def test_bench_times_gradients_on_a_driver_that_computes_nothing(self):
         """A call takes a millisecond there: gradients alone are five products, with forward seven, of what is visible."""

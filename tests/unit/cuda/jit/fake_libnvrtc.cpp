@@ -48,11 +48,12 @@ FAKE(int, nvrtcVersion, int* major, int* minor) {
 }
 FAKE(const char*, nvrtcGetErrorString, int) { return "NVRTC_ERROR_FAKE"; }
 FAKE(int, nvrtcGetNumSupportedArchs, int* count) {
-  *count = 1;
+  *count = 2;
   return kSuccess;
 }
 FAKE(int, nvrtcGetSupportedArchs, int* numbers) {
-  *numbers = 90;
+  numbers[0] = 75;
+  numbers[1] = 90;
   return kSuccess;
 }
 FAKE(int, nvrtcCreateProgram, Program** program, const char* text, const char*, int num_headers,
