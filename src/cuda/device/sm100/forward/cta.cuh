@@ -47,6 +47,15 @@ struct Traits<spec> {
   static constexpr int kSlots = kAt.num_slots;
   static constexpr bool kPostsPlace = sm90_posts_place(spec);
   static constexpr int kLoaders = 1;
+  static constexpr WalkOrder kWalkOrder = WalkOrder::falling;
+  static constexpr bool kHasRoundedTiles = false;
+  /// Whoever finds row tiles in sequences of all lengths has more to keep.
+  static constexpr int kServiceRegisters = kPostsPlace ? 56 : 40;
+  static constexpr int kRowRegisters = kPostsPlace ? 224 : 232;
+  /// Else each group has a place for its scores.
+  static constexpr bool kGroupsShareScores = false;
+  /// Softmax reads more beside the keys than which tile they are, and gives their buffer back itself.
+  static constexpr bool kReadsBesideKeys = false;
   static constexpr int kReaders = 4 * kGroups;  // warps that compute
   /// Where values end inside a tile, what lies behind them is cleared: packed it is a neighbour's, and may not be.
   static constexpr bool kClearsValues = spec.is_cached || spec.is_split;
@@ -70,16 +79,16 @@ using sm90::KvTile;
 using sm90::RowTile;
 using sm90::SequencePlace;
 
-template <Sm100ForwardSpec spec>
+template <auto spec>
 using Traits = sm90::Traits<spec>;
 
 /// Warps by what they do; those behind them compute, four of a group.
 enum class Role : std::int32_t { load, multiply, schedule, none, compute };
 
 /// The tensor memory of a CTA: cells in lane 0.
-template <Sm100ForwardSpec spec>
+template <auto spec>
 struct TensorMemory {
-  static constexpr Sm100TensorLayout kAt = sm100_tensor_layout(spec);
+  static constexpr auto kAt = sm100_tensor_layout(spec);
   static_assert(kAt.columns <= kSm100Columns, "an SM has no more");
   ptx::TmemAddress base;
 
@@ -95,7 +104,7 @@ struct TensorMemory {
 };
 
 /// A thread that computes: one row of its group, in the lane of tensor memory that is its own.
-template <Sm100ForwardSpec spec>
+template <auto spec>
 struct RowThread {
   const Cta<spec>& cta;
   const int group, quarter;  // of the lanes: a warp reaches no other

@@ -8,6 +8,7 @@
 //   sums before scores          p_full of the group: its scores have been read, its P is there
 //   first sums of a row tile    the same: the group arrives when it has read the sums of the row tile before
 //   scores over P               issue order, or sums_done (Sm100ForwardSpec::awaits_sums)
+//   scores of both groups in one place    s_read: those of the other group have been read (sm100/attention_fp4.cuh)
 //   buffers given back          commits: all that was issued before is complete
 #pragma once
 
@@ -20,8 +21,9 @@
 
 namespace fovea::cuda::sm100 {
 
+/// Products of 16-bit elements: Q and K from shared memory, P from tensor memory.
 template <Sm100ForwardSpec spec>
-struct Multiply {
+struct Products {
   using T = Traits<spec>;
   static constexpr TensorType kType =
       spec.element == Element::f16 ? TensorType::f16 : TensorType::bf16;
@@ -37,15 +39,51 @@ struct Multiply {
 
   const Cta<spec>& cta;
   const TensorMemory<spec> memory;
+
+  /// S = Q Kᵀ of a group.
+  FOVEA_DEVICE_MEMBER void multiply_keys(int q_stage, int k_stage, int group,
+                                         bool /*are_new_rows*/) const {
+    const auto queries =
+        smem_descriptor(k_major_descriptor(typename T::QTile{cta.q_at(q_stage, group)}));
+    const auto keys = smem_descriptor(k_major_descriptor(typename T::KTile{cta.k_at(k_stage)}));
+#pragma unroll
+    for (int i = 0; i < T::kQkSteps; ++i) {
+      ptx::tcgen05_mma_ss<ptx::Tcgen05Kind::f16>(
+          memory.s(group), advanced(queries, k_major_offset<typename T::QTile>(i)),
+          advanced(keys, k_major_offset<typename T::KTile>(i)), kScores, i > 0);
+    }
+  }
+
+  /// O += P V of a group; O = P V of the first values of its rows.
+  FOVEA_DEVICE_MEMBER void multiply_values(int v_stage, int group, bool is_first) const {
+    const auto values = smem_descriptor(mn_major_descriptor(typename T::VTile{cta.v_at(v_stage)}));
+#pragma unroll
+    for (int i = 0; i < spec.tile_kv / 16; ++i) {
+      ptx::tcgen05_mma_ts<ptx::Tcgen05Kind::f16>(
+          memory.o(group), memory.p(group).plus_columns(8 * i),
+          advanced(values, mn_major_offset<typename T::VTile>(i)), kSums, i > 0 || !is_first);
+    }
+  }
+};
+
+/// When products are issued, whatever they are: `Products` has them.
+template <auto spec, class Products>
+struct Multiply {
+  using T = Traits<spec>;
+  static constexpr bool kAwaitsSums = Products::kAwaitsSums;
+
+  const Cta<spec>& cta;
+  const Products products;
   Ring<T::kQStages> q{0};
   Ring<T::kStages> k{0}, v{0};
   Ring<1> p{0};  // of p_full and sums_done: a phase for each kv tile
   Ring<T::kSlots> slots{0};
+  Ring<1> scores{1};  // a phase for each that has been read, where groups share their place
   KvTile next =
       KvTile::none();  // after the kv tile whose scores were issued last, of the same row tile
 
-  FOVEA_DEVICE_MEMBER Multiply(const Cta<spec>& of_cta, const TensorMemory<spec>& of_memory)
-      : cta(of_cta), memory(of_memory) {}
+  FOVEA_DEVICE_MEMBER Multiply(const Cta<spec>& of_cta, const TensorMemory<spec>& memory)
+      : cta(of_cta), products{of_cta, memory} {}
 
   FOVEA_DEVICE_MEMBER void run() {
     RowTile rows = next_row_tile();
@@ -100,20 +138,16 @@ struct Multiply {
     ptx::sync_warp();
   }
 
-  /// S = Q Kᵀ of a group, of the keys that have come. are_new_rows: its queries may not have.
+  /// Scores of a group, of the keys that have come. are_new_rows: its queries may not have.
   FOVEA_DEVICE_MEMBER void issue_scores(int group, bool are_new_rows) {
     if (are_new_rows) cta.await(cta.barrier(T::kAt.q_full, group), q.parity);
-    if (!ptx::elect_one()) return;
-    const auto queries =
-        smem_descriptor(k_major_descriptor(typename T::QTile{cta.q_at(q.stage, group)}));
-    const auto keys = smem_descriptor(k_major_descriptor(typename T::KTile{cta.k_at(k.stage)}));
-    ptx::tcgen05_fence_after_thread_sync();
-#pragma unroll
-    for (int i = 0; i < T::kQkSteps; ++i) {
-      ptx::tcgen05_mma_ss<ptx::Tcgen05Kind::f16>(
-          memory.s(group), advanced(queries, k_major_offset<typename T::QTile>(i)),
-          advanced(keys, k_major_offset<typename T::KTile>(i)), kScores, i > 0);
+    if constexpr (T::kGroupsShareScores) {
+      cta.await(cta.barrier(T::kAt.s_read, 0), scores.parity);
+      scores.advance();
     }
+    if (!ptx::elect_one()) return;
+    ptx::tcgen05_fence_after_thread_sync();
+    products.multiply_keys(q.stage, k.stage, group, are_new_rows);
     ptx::tcgen05_commit(cta.barrier(T::kAt.s_full, group));
     if (next.is_none()) ptx::tcgen05_commit(cta.barrier(T::kAt.q_empty, group));
     if (group == T::kGroups - 1) ptx::tcgen05_commit(cta.barrier(T::kAt.k_empty, k.stage));
@@ -124,18 +158,12 @@ struct Multiply {
     k.advance();
   }
 
-  /// O += P V of a group, whose values have come.
+  /// Sums of a group, whose values have come.
   FOVEA_DEVICE_MEMBER void issue_sums(int group, bool is_first, bool is_last) {
     cta.await(cta.barrier(T::kAt.p_full, group), p.parity);
     if (!ptx::elect_one()) return;
-    const auto values = smem_descriptor(mn_major_descriptor(typename T::VTile{cta.v_at(v.stage)}));
     ptx::tcgen05_fence_after_thread_sync();
-#pragma unroll
-    for (int i = 0; i < spec.tile_kv / 16; ++i) {
-      ptx::tcgen05_mma_ts<ptx::Tcgen05Kind::f16>(
-          memory.o(group), memory.p(group).plus_columns(8 * i),
-          advanced(values, mn_major_offset<typename T::VTile>(i)), kSums, i > 0 || !is_first);
-    }
+    products.multiply_values(v.stage, group, is_first);
     if constexpr (kAwaitsSums) ptx::tcgen05_commit(cta.barrier(T::kAt.sums_done, group));
     if (is_last) ptx::tcgen05_commit(cta.barrier(T::kAt.o_full, group));
     if (group == T::kGroups - 1) ptx::tcgen05_commit(cta.barrier(T::kAt.v_empty, v.stage));

@@ -39,7 +39,7 @@ struct PartsOfRow {
   FOVEA_DEVICE_MEMBER Key key(int i) const { return shuffled(keys[i / 32], i % 32); }
 };
 
-template <Sm100ForwardSpec spec, class Mods>
+template <auto spec, class Mods>
 struct Scores {
   static constexpr int kKeys = spec.tile_kv;
   static constexpr int kAtOnce = 16;  // keys that a program is evaluated for

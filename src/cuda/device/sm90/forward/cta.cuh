@@ -6,6 +6,7 @@
 #include "common/ring.cuh"
 #include "common/row_view.cuh"
 #include "common/sequence.cuh"
+#include "common/tile_walk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -61,6 +62,9 @@ struct Traits {
   static constexpr int kSlots = kAt.num_slots;
   static constexpr bool kPostsPlace = sm90_posts_place(spec);
   static constexpr int kLoaders = sm90_num_loaders(spec);
+  static constexpr WalkOrder kWalkOrder = WalkOrder::falling;
+  /// Tiles of keys that another kernel has rounded are numbered, those of packed sequences in one list.
+  static constexpr bool kHasRoundedTiles = spec.multiplies_codes;
   /// Where values end inside a tile of keys that TMA has loaded, what lies behind them is cleared. Packed, it is a
   /// neighbour's, and may not be. Threads do not copy it.
   static constexpr bool kClearsValues =
@@ -271,7 +275,7 @@ struct Cta : RoleWarp {
   /// The first of its sequence's tiles of codes, among those of a head: packed sequences have one list of them.
   FOVEA_DEVICE_MEMBER static std::int32_t first_tile_of_codes(const RowTile& rows,
                                                               const SequencePlace& place) {
-    if constexpr (!spec.multiplies_codes || !spec.is_varlen) return 0;
+    if constexpr (!T::kHasRoundedTiles || !spec.is_varlen) return 0;
     return static_cast<std::int32_t>(first_packed_tile(rows.batch, place.kv_row));
   }
 

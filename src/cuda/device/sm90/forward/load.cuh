@@ -91,13 +91,13 @@ struct Load {
     return static_cast<std::int32_t>(sequence.kv_batch);
   }
 
-  /// The next kv tile, from the right; false behind the last. There is at least one.
+  /// The next kv tile, in the order of the walk; false behind the last. There is at least one.
   FOVEA_DEVICE_MEMBER bool visit(VisitedTile& tile) {
     if (group.visible == 0) {
       if (is_last_group) return false;
       open_group();
     }
-    tile = take_tile<WalkOrder::falling>(group);
+    tile = take_tile<T::kWalkOrder>(group);
     // One tile is left, or none: what is in flight by now covers the time that a claim takes.
     if (is_last_group && !has_claimed && (group.visible & (group.visible - 1)) == 0) {
       if (cta.lane == 0 && cta.warp == 0) ptx::mbarrier_arrive(cta.barrier(T::kAt.claim, 0));

@@ -54,8 +54,10 @@ struct Schedule {
   PackedCursor cursor{};
   std::uint32_t number = 1;  // of the next row tile that is posted
 
-  /// The leftmost tile of a group, in the order of the walk.
-  static constexpr std::uint32_t kFirstTile = 0x80000000U;
+  /// The bit of the i-th tile of a group from its left, in the order of the walk.
+  FOVEA_DEVICE std::uint32_t bit_of_tile(std::int32_t i) {
+    return T::kWalkOrder == WalkOrder::falling ? 0x80000000U >> i : 1U << i;
+  }
 
   FOVEA_DEVICE_MEMBER explicit Schedule(const Cta<spec>& of_cta) : cta(of_cta) {}
 
@@ -160,10 +162,10 @@ struct Schedule {
   FOVEA_DEVICE_MEMBER void find_kv_tiles(const RowTile& rows, const SequencePlace& place) {
     const TileSpan span = span_of(rows, place);
     const TileRange tiles = tiles_of(rows, place);
-    TileWalk<Mods, WalkOrder::falling> walk(span, tiles, cta.p.common.captures);
+    TileWalk<Mods, T::kWalkOrder> walk(span, tiles, cta.p.common.captures);
     VisitedGroup group{}, next{};
     // Rows that see nothing visit one tile, masked as a whole: their output is written like any other.
-    if (!walk.next_group(group)) group = {tiles.begin, kFirstTile, 0};
+    if (!walk.next_group(group)) group = {tiles.begin, bit_of_tile(0), 0};
     for (;;) {
       const bool has_next = walk.next_group(next);
       push(group, !has_next, place.seqlen_kv);
@@ -175,7 +177,7 @@ struct Schedule {
   /// The tile that the end of the keys cuts needs its mask.
   FOVEA_DEVICE_MEMBER void push(VisitedGroup group, bool is_last, std::int32_t seqlen_kv) {
     const std::int32_t cut = seqlen_kv / spec.tile_kv - group.begin;
-    if (cut >= 0 && cut < 32) group.full &= ~(kFirstTile >> cut);
+    if (cut >= 0 && cut < 32) group.full &= ~bit_of_tile(cut);
     cta.await(cta.barrier(T::kAt.group_empty, groups.stage), groups.parity);
     if (cta.lane == 0) {
       ptx::st_shared(cta.smem + T::kAt.groups_of_tiles + 16 * groups.stage,
