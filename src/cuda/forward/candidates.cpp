@@ -11,6 +11,7 @@
 #include "cuda/forward/candidate_of.hpp"
 #include "cuda/forward/cdna.hpp"
 #include "cuda/forward/sm100.hpp"
+#include "cuda/forward/sm100_fp4.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
 #include "cuda/forward/sm80.hpp"
 #include "cuda/forward/sm80_coded.hpp"
@@ -58,6 +59,7 @@ constexpr std::array kCandidates = {candidate_of<Sm90Decode>(),
                                     candidate_of<Sm90ForwardQuantized>(),
                                     candidate_of<Sm80ForwardQuantized>(),
                                     candidate_of<Sm120ForwardFp4>(),
+                                    candidate_of<Sm100ForwardFp4>(),
                                     candidate_of<Sm90DecodeCoded>(),
                                     candidate_of<Sm80DecodeCoded>(),
                                     candidate_of<Sm80Coded>()};

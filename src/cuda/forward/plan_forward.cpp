@@ -17,6 +17,7 @@
 #include "cuda/forward/launch.hpp"
 #include "cuda/forward/quantize_kv.hpp"
 #include "cuda/forward/sm100.hpp"
+#include "cuda/forward/sm100_fp4.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "cuda/kernel_unit.hpp"
@@ -160,7 +161,11 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
   if (team != nullptr && team->multiplies_codes)
     std::ranges::move(quantize_kv_kernels(quantize_kv_spec(*team)), std::back_inserter(kernels));
   if (const auto* fp4 = plan.spec.get_if<Fp4ForwardSpec>())
-    std::ranges::move(fp4_rounding_kernels(fp4_rounding_spec(*fp4)), std::back_inserter(kernels));
+    std::ranges::move(fp4_rounding_kernels(Sm120ForwardFp4::rounding_spec(*fp4)),
+                      std::back_inserter(kernels));
+  if (const auto* fp4 = plan.spec.get_if<Sm100Fp4Spec>())
+    std::ranges::move(fp4_rounding_kernels(Sm100ForwardFp4::rounding_spec(*fp4)),
+                      std::back_inserter(kernels));
   if (plan.clears_rows) kernels.push_back({KernelRole::clear_rows, clear_rows_text()});
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});

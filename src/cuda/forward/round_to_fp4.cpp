@@ -7,9 +7,12 @@
 
 #include "core/ceil_div.hpp"
 #include "cuda/forward/quantize_kv.hpp"
+#include "cuda/forward/quantized_recipe.hpp"
 
 namespace fovea::cuda {
 namespace {
+
+constexpr std::int64_t kMostHeadDim = 128;
 
 /// Tiles of a head, and lists of them: packed sequences have one. Of the problem, bounds of those of a call.
 struct Counts {
@@ -106,12 +109,32 @@ void fill_operands(const Fp4RoundingSpec& spec, const ForwardParams& call, Fp4Ro
 
 }  // namespace
 
-Fp4RoundingSpec fp4_rounding_spec(const Fp4ForwardSpec& attention) {
+std::optional<Refusal> refuses_four_bits(const ForwardProblem& f, const DeviceTraits& device) {
+  if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
+  if (auto refusal = refuses_tensor_cores(without_recipe(f), device)) return refusal;
+  if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
+  if (f.problem.dropout.p > 0)
+    return Refusal{"dropout beside quant.pv e2m1, whose probabilities are multiplied in groups"};
+  if (num_fp4_tiles(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
+  return std::nullopt;
+}
+
+std::int32_t fp4_head_dim(std::int64_t head_dim) {
+  return static_cast<std::int32_t>(ceil_div(head_dim, std::int64_t{kFp4Depth})) * kFp4Depth;
+}
+
+std::int32_t fp4_group(const Quantization& quant) {
+  return quant.v_scales == ScaleGranularity::group_16 ? 16 : 32;
+}
+
+Fp4RoundingSpec fp4_rounding_spec(const ForwardSpec& attention, std::int32_t group,
+                                  bool is_for_tensor_memory) {
   return {.element = attention.element,
           .head_dim_qk = attention.head_dim_qk,
           .head_dim_v = attention.head_dim_v,
-          .group = attention.group,
-          .is_packed = attention.is_varlen};
+          .group = group,
+          .is_packed = attention.is_varlen,
+          .is_for_tensor_memory = is_for_tensor_memory};
 }
 
 PlannedKernels fp4_rounding_kernels(const Fp4RoundingSpec& spec) {

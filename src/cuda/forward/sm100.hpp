@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/device/shared/forward_spec_sm100.h"
+#include "cuda/device/shared/fp4_sm100.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/sm90.hpp"
@@ -28,6 +29,7 @@ struct SpecText<Sm100ForwardSpec> {
 /// Of kernels whose CTAs stay on their SMs and have Hopper's roles: what all of them have. Null of others.
 inline const Sm90ForwardSpec* persistent_spec(const AnyForwardSpec& spec) {
   if (const auto* sm100 = spec.get_if<Sm100ForwardSpec>()) return sm100;
+  if (const auto* fp4 = spec.get_if<Sm100Fp4Spec>()) return fp4;
   return spec.get_if<Sm90ForwardSpec>();
 }
 

@@ -2,13 +2,11 @@
 
 #include <fmt/format.h>
 
-#include "core/ceil_div.hpp"
 #include "cuda/forward/quantized_recipe.hpp"
 
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kMostHeadDim = 128;
 constexpr std::int32_t kStages = 3;
 /// Rows of a CTA, 16 for each warp: read K and V half as often; or two CTAs of an SM, whose softmaxes are no more in
 /// step.
@@ -21,10 +19,10 @@ bool has_products_of_four_bits(const DeviceTraits& device) {
 
 Fp4ForwardSpec with_rows(const ForwardProblem& f, std::int32_t rows) {
   Fp4ForwardSpec spec{common_spec(f)};
-  spec.head_dim_qk = static_cast<std::int32_t>(ceil_div(f.head_dim_qk, std::int64_t{64}) * 64);
-  spec.head_dim_v = static_cast<std::int32_t>(ceil_div(f.head_dim_v, std::int64_t{64}) * 64);
+  spec.head_dim_qk = fp4_head_dim(f.head_dim_qk);
+  spec.head_dim_v = fp4_head_dim(f.head_dim_v);
   spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // codes are padded in memory
-  spec.group = f.problem.quant.v_scales == ScaleGranularity::group_16 ? 16 : 32;
+  spec.group = fp4_group(f.problem.quant);
   spec.tile_q = rows;
   spec.tile_kv = kQuantizedTile;
   spec.num_warps = rows / 16;
@@ -44,14 +42,8 @@ std::optional<Refusal> Sm120ForwardFp4::refuses(const ForwardProblem& f,
         "multiply four bits",
         device.major, device.minor)};
   }
-  if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
-  if (auto refusal = refuses_tensor_cores(without_recipe(f), device)) return refusal;
-  if (auto refusal = refuses_margin(f)) return refusal;
-  if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
-  if (f.problem.dropout.p > 0)
-    return Refusal{"dropout beside quant.pv e2m1, whose probabilities are multiplied in groups"};
-  if (num_fp4_tiles(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
-  return std::nullopt;
+  if (auto refusal = refuses_four_bits(f, device)) return refusal;
+  return refuses_margin(f);
 }
 
 Fp4ForwardSpec Sm120ForwardFp4::choose(const ForwardProblem& f, const DeviceTraits& device) {
@@ -65,12 +57,16 @@ std::vector<Fp4ForwardSpec> Sm120ForwardFp4::alternatives(const ForwardProblem& 
   return {with_rows(f, kRows), with_rows(f, kFewerRows)};
 }
 
+Fp4RoundingSpec Sm120ForwardFp4::rounding_spec(const Fp4ForwardSpec& spec) {
+  return fp4_rounding_spec(spec, spec.group, false);
+}
+
 std::size_t Sm120ForwardFp4::shared_bytes(const Fp4ForwardSpec& spec) {
   return static_cast<std::size_t>(fp4_layout(spec).bytes);
 }
 
 std::size_t Sm120ForwardFp4::scratch_bytes(const Fp4ForwardSpec& spec, const ForwardProblem& f) {
-  return fp4_bytes(fp4_rounding_spec(spec), f);
+  return fp4_bytes(rounding_spec(spec), f);
 }
 
 Fp4Launch Sm120ForwardFp4::prepare(const ForwardProblem& f, const ForwardPlan& plan,
@@ -80,8 +76,7 @@ Fp4Launch Sm120ForwardFp4::prepare(const ForwardProblem& f, const ForwardPlan& p
   Fp4Launch launch;
   launch.common = forward_launch(f, plan, args, workspace, cache);
   place_range_tables(plan, workspace, launch.common);
-  launch.rounding =
-      fp4_rounding_launch(fp4_rounding_spec(spec), f, launch.common.params, workspace);
+  launch.rounding = fp4_rounding_launch(rounding_spec(spec), f, launch.common.params, workspace);
   launch.params = {.common = launch.common.params, .operands = launch.rounding.params.results};
   return launch;
 }

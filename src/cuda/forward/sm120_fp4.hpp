@@ -49,6 +49,7 @@ struct Sm120ForwardFp4 {
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
   static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
   static constexpr decltype(Candidate::reads) kReads = nullptr;
+  static Fp4RoundingSpec rounding_spec(const Spec& spec);
   static std::size_t shared_bytes(const Spec& spec);
   static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);
   static Fp4Launch prepare(const ForwardProblem& problem, const ForwardPlan& plan,

@@ -369,15 +369,18 @@ Sm90Launch Sm90Forward::prepare(const ForwardProblem& problem, const ForwardPlan
   return launch;
 }
 
+void Sm90Launch::add_before(KernelLaunches& all) const {
+  common.add_tables(all);
+  if (!has_counter) return;
+  KernelLaunch clear = kernel_launch(KernelRole::clear_counter, counter);
+  clear.num_threads = 1;
+  all.add(clear);
+}
+
 KernelLaunches Sm90Launch::launches(const ForwardPlan& plan) const {
   KernelLaunches all;
   if (num_ctas == 0) return all;
-  common.add_tables(all);
-  if (has_counter) {
-    KernelLaunch clear = kernel_launch(KernelRole::clear_counter, counter);
-    clear.num_threads = 1;
-    all.add(clear);
-  }
+  add_before(all);
   if (quantize.num_ctas > 0) quantize.add_to(all);
   KernelLaunch main = common.main_launch(plan, params);
   main.grid = {.x = num_ctas};

@@ -45,6 +45,8 @@ struct Sm90Launch {
   /// Range tables, the counter of row tiles, the codes of K and V, where there are any, the kernel, then the combine
   /// kernel of splits. The kernel starts while the one before it ends, and so does the combine kernel.
   KernelLaunches launches(const ForwardPlan& plan) const;
+  /// The first two, whatever comes between them and the kernel.
+  void add_before(KernelLaunches& all) const;
 };
 
 /// Of kernels whose roles load tiles by TMA: many rows, but few of each head, beside a cache; caches whose tiles are

@@ -1,5 +1,5 @@
-// sm120/attention_fp4 and the kernels before it: registers suffice, and the machine code has the products of four bits
-// and the conversions that the schedule asks for.
+// sm120/attention_fp4, sm100/attention_fp4 and the kernels before them: registers suffice, and the machine code has the
+// products of four bits and the conversions that their schedules ask for.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -9,6 +9,7 @@
 #include "compile/cuda/compiler.hpp"
 #include "compile/cuda/sass.hpp"
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/sm100_fp4.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
 #include "problem/forward.hpp"
 
@@ -68,6 +69,43 @@ TEST_P(Fp4Specs, SpillNothingAndMultiplyFourBits) {
     EXPECT_EQ(count(loops[0], "MUFU.RCP"), spec.group == 16 ? groups : 0);
   }
 }
+
+/// On sm_100 and sm_103.
+class TensorMemoryFp4Specs : public ::testing::TestWithParam<Shape> {};
+
+void expect_products_by_tensor_memory(const Sm100Fp4Spec& spec, const std::string& code) {
+  // Of each group scores, of a first kv tile and of all others, and sums; scales of Q, K, P and V before them.
+  const int groups = sm100_groups(spec);
+  const int of_q = spec.head_dim_qk / kFp4Depth, of_p = kQuantizedTile / kFp4Depth;
+  EXPECT_EQ(count(code, "UTCOMMA"), groups * (2 * of_q + of_p));
+  const int of_v = fp4_scales_bytes(spec.head_dim_v) / kFp4CopyBytes;
+  EXPECT_EQ(count(code, "UTCCP"), groups * (2 * 2 * of_q + of_p + of_v));
+  EXPECT_EQ(count(code, "LDTM.x32"), 4 + 2) << "scores; O to be scaled, and at the end";
+  EXPECT_EQ(count(code, "STTM.x4"), 4) << "codes of 32 keys each";
+}
+
+TEST_P(TensorMemoryFp4Specs, SpillNothingAndMultiplyFourBits) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  for (const int minor : {0, 3}) {
+    const ForwardPlan plan = choose_forward(problem_of(GetParam()), typical_device(10, minor));
+    ASSERT_EQ(plan.candidate, Sm100ForwardFp4::kName);
+    const auto& spec = plan.spec.as<Sm100Fp4Spec>();
+    for (const PlannedKernel& kernel : planned_kernels(plan)) {
+      const jit::Cubin& cubin = compiled(kernel.text, {.major = 10, .minor = minor});
+      EXPECT_EQ(cubin.report.spill_bytes, 0) << kernel.text.label;
+      EXPECT_LE(cubin.report.compile_ms, 6000) << "on a busy machine; alone a third of it";
+      if (kernel.role != KernelRole::main) continue;
+      const auto code = machine_code(cubin);
+      if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+      expect_products_by_tensor_memory(spec, *code);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TensorMemoryFp4Specs,
+                         ::testing::Values(Shape{"nvfp4_causal_128", 128, "nvfp4", 4096},
+                                           Shape{"mxfp4_softcap_64", 64, "mxfp4", 64, true}),
+                         [](const auto& each) { return std::string(each.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(All, Fp4Specs,
                          ::testing::Values(Shape{"nvfp4_causal_128", 128, "nvfp4", 4096},

@@ -1,6 +1,7 @@
 #include "kernels/blackwell/fp4_cases.hpp"
 
 #include "cuda/forward/choices.hpp"
+#include "cuda/forward/sm100_fp4.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
 #include "kernels/forward_cases.hpp"
 
@@ -62,6 +63,14 @@ std::vector<Case> fp4_cases() {
   none.seqlen_q = 70;
   none.seqlen_kv = 0;
   return {full, causal_128, heavy, infinite, full_64, capped, packed, by_elements, none};
+}
+
+cuda::ForwardPlan tensor_memory_fp4_plan(const std::string& label, const ForwardProblem& problem) {
+  const cuda::DeviceTraits device = cuda::typical_device(10, 0);
+  const std::size_t groups = label.ends_with("d64") ? 1 : 0;
+  return cuda::plan_choice(problem, device,
+                           {&cuda::candidate_named(cuda::Sm100ForwardFp4::kName),
+                            cuda::Sm100ForwardFp4::alternatives(problem, device).at(groups)});
 }
 
 cuda::ForwardPlan fp4_plan(const std::string& label, const ForwardProblem& problem) {

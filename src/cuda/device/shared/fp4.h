@@ -11,12 +11,16 @@
 // as they are multiplied, so that a bulk copy brings one and a thread reads its operands without a shuffle:
 //
 //   codes    64 to a step of a product's depth, 32 bytes; rows of 16-byte chunks, permuted as tile/shared_tile.cuh says
-//   scales   a word for each row and step of 64, in the lane that a product reads it from: of row 8 j + n of 32 lane
-//            4 n + j, so one register of a lane serves four products
+//   scales   a word for each row and step of 64, where a product reads it
 //   marks    16 bytes, a bit for each key: it holds NaN or infinity
 //
-// Keys of a record are permuted within 32: of four products of 8 keys a lane has sums 2 c and 2 c + 1 of each, c = lane
-// mod 4, and those are neighbours, keys 8 c to 8 c + 7. As codes they are a register of P, the operand of P V.
+// Who multiplies by mma.sync, sm120/attention_fp4, reads scales out of lanes: of row 8 j + n of 32 lane 4 n + j has the
+// word, so one register of a lane serves four products. Keys of its records are permuted within 32: of four products of
+// 8 keys a lane has sums 2 c and 2 c + 1 of each, c = lane mod 4, and those are neighbours, keys 8 c to 8 c + 7. As
+// codes they are a register of P, the operand of P V.
+//
+// Who multiplies by tcgen05.mma, sm100/attention_fp4, reads scales out of tensor memory: 512 bytes, which one copy
+// takes there, are words of 128 rows, that of row r for lane r mod 32, column r / 32. Keys are in order.
 #pragma once
 
 #include "shared/element.h"
@@ -47,6 +51,8 @@ struct Fp4RoundingSpec {
   std::int32_t head_dim_qk = 128, head_dim_v = 128;
   std::int32_t group = 16;
   bool is_packed = false;
+  // Rows and words of scales are in records as tcgen05.cp copies them, else as mma.sync finds them in registers.
+  bool is_for_tensor_memory = false;
 
   bool operator==(const Fp4RoundingSpec&) const = default;
 };
@@ -55,13 +61,23 @@ struct Fp4RoundingSpec {
 constexpr float fp4_p_max(std::int32_t group) { return group == 16 ? 6.0F * 448.0F : 6.0F; }
 
 /// Where key `key` of a tile stands in its record.
-constexpr std::int32_t fp4_row_of_key(std::int32_t key) {
+constexpr std::int32_t fp4_row_of_key(std::int32_t key, bool is_for_tensor_memory) {
+  if (is_for_tensor_memory) return key;
   return key / 32 * 32 + key % 8 / 2 * 8 + key % 32 / 8 * 2 + key % 2;
 }
 
-/// Of the scales of a record: the word of a row, of `steps` that each row has.
+/// Of the scales of a record, as lanes read them: the word of a row, of `steps` that each row has.
 constexpr std::int32_t fp4_scale_word(std::int32_t row, std::int32_t step, std::int32_t steps) {
   return (row / 32 * 32 + row % 8 * 4 + row % 32 / 8) * steps + step;
+}
+
+/// A copy to tensor memory takes 512 bytes: four columns, words of 128 rows.
+inline constexpr std::int32_t kFp4CopyBytes = 512, kFp4CopyColumns = 4;
+/// As it copies them: rows of one step below those of the one before it, `rows` of each.
+constexpr std::int32_t fp4_copied_scale_word(std::int32_t row, std::int32_t step,
+                                             std::int32_t rows) {
+  const std::int32_t at = step * rows + row;
+  return at / 128 * 128 + at % 32 * 4 + at % 128 / 32;
 }
 
 /// A record of keys or values with so many channels: codes, then scales, then marks. Of keys a row of each; of values a
@@ -83,8 +99,8 @@ constexpr std::int32_t fp4_record_bytes(std::int32_t head_dim) {
   return (fp4_used_bytes(head_dim) + 127) / 128 * 128;
 }
 
-/// A record of queries: codes row by row, then the words of their scales row by row, then QuantizedRow of each, whose
-/// scale is 1, or 0 where the row is not rounded.
+/// A record of queries: codes, then the words of their scales, row by row, or as those of keys for tensor memory; then
+/// QuantizedRow of each, whose scale is 1, or 0 where the row is not rounded.
 constexpr std::int32_t fp4_rows_at(std::int32_t head_dim) { return fp4_marks_at(head_dim); }
 constexpr std::int32_t fp4_query_record_bytes(std::int32_t head_dim) {
   return fp4_rows_at(head_dim) + kQuantizedTile * static_cast<std::int32_t>(sizeof(QuantizedRow));

@@ -190,6 +190,13 @@ struct Rounding {
             step.codes[4 * half + 3]};
   }
 
+  /// Of a record of keys or values, with so many rows of so many steps.
+  template <int rows, int steps>
+  FOVEA_DEVICE int scale_word(int row, int step) {
+    if constexpr (spec.is_for_tensor_memory) return fp4_copied_scale_word(row, step, rows);
+    return fp4_scale_word(row, step, steps);
+  }
+
   FOVEA_DEVICE_MEMBER void round_keys(std::int32_t number) const {
     const Tiles tiles = operands.keys();
     const HeadTile tile = tiles.tile(number);
@@ -201,13 +208,13 @@ struct Rounding {
       const bool is_none = mine.is_marked || tile.begin + mine.row >= rows.count;
       const float* const mean = operands.mean_of(tile.sequence, tile.head) + mine.step * kFp4Depth;
       const RoundedStep rounded = rounded_step(mine.chunks, mean, is_none);
-      const int row = fp4_row_of_key(mine.row);
+      const int row = fp4_row_of_key(mine.row, spec.is_for_tensor_memory);
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         ptx::st_global(reinterpret_cast<U32x4*>(to + KeyCodes{0}.chunk(row, 2 * mine.step + half)),
                        half_of(rounded, half));
       ptx::st_global(reinterpret_cast<std::uint32_t*>(to + fp4_codes_bytes(kHeadDim)) +
-                         fp4_scale_word(row, mine.step, kSteps),
+                         scale_word<kQuantizedTile, kSteps>(row, mine.step),
                      rounded.scales);
       if (mine.step == 0) mark(mine.row, mine.is_marked);
     }
@@ -224,13 +231,18 @@ struct Rounding {
     const bool is_none = mine.is_marked || tile.begin + mine.row >= rows.count;
     const std::int64_t mean_at = std::int64_t{number} * kHeadDim + mine.step * kFp4Depth;
     const RoundedStep rounded = rounded_step(mine.chunks, p.block_means + mean_at, is_none);
-    auto* const codes =
-        reinterpret_cast<U32x4*>(to + mine.row * (kHeadDim / 2) + mine.step * kFp4StepBytes);
-    ptx::st_global(codes, half_of(rounded, 0));
-    ptx::st_global(codes + 1, half_of(rounded, 1));
-    ptx::st_global(reinterpret_cast<std::uint32_t*>(to + fp4_codes_bytes(kHeadDim)) +
-                       mine.row * kSteps + mine.step,
-                   rounded.scales);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = spec.is_for_tensor_memory
+                         ? static_cast<int>(KeyCodes{0}.chunk(mine.row, 2 * mine.step + half))
+                         : mine.row * (kHeadDim / 2) + mine.step * kFp4StepBytes + 16 * half;
+      ptx::st_global(reinterpret_cast<U32x4*>(to + at), half_of(rounded, half));
+    }
+    ptx::st_global(
+        reinterpret_cast<std::uint32_t*>(to + fp4_codes_bytes(kHeadDim)) +
+            (spec.is_for_tensor_memory ? fp4_copied_scale_word(mine.row, mine.step, kQuantizedTile)
+                                       : mine.row * kSteps + mine.step),
+        rounded.scales);
     const float* const key_mean =
         operands.mean_of(tile.sequence, tile.head / p.group) + mine.step * kFp4Depth;
     const float of_mean = of_row(product_with(mine.chunks, key_mean));
@@ -352,8 +364,9 @@ struct Rounding {
     }
     ptx::st_global(reinterpret_cast<U32x4*>(to + ValueCodes{0}.chunk(channel, part)),
                    U32x4{codes[0], codes[1], codes[2], codes[3]});
-    char* const word = to + fp4_codes_bytes(spec.head_dim_v) +
-                       4 * fp4_scale_word(channel, part / 2, kQuantizedTile / kFp4Depth);
+    char* const word =
+        to + fp4_codes_bytes(spec.head_dim_v) +
+        4 * scale_word<spec.head_dim_v, kQuantizedTile / kFp4Depth>(channel, part / 2);
     if constexpr (spec.group == 16) {
       ptx::st_global(reinterpret_cast<std::uint16_t*>(word) + part % 2,
                      static_cast<std::uint16_t>(scales));

@@ -195,6 +195,12 @@ FOVEA_DEVICE constexpr ptx::SmemDescriptor smem_descriptor(ptx::MatrixDescriptor
   return {descriptor | std::uint64_t{1} << 46};
 }
 
+/// 32 rows of 16 bytes, one below the other: scales, as tcgen05_cp takes them to all quarters of the lanes.
+FOVEA_DEVICE constexpr ptx::SmemDescriptor scales_descriptor(ptx::SharedAddress address) {
+  constexpr std::uint32_t kRowBytes = 16;
+  return smem_descriptor(matrix_descriptor(address, kRowBytes, 8 * kRowBytes, Swizzle::none));
+}
+
 /// The operand `bytes` further on, a multiple of 16.
 FOVEA_DEVICE constexpr ptx::SmemDescriptor advanced(ptx::SmemDescriptor descriptor, int bytes) {
   return {advanced(descriptor.bits, bytes)};

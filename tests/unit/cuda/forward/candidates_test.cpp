@@ -15,6 +15,7 @@
 #include "cuda/forward/cdna.hpp"
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/sm100.hpp"
+#include "cuda/forward/sm100_fp4.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
 #include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm90_quantized.hpp"
@@ -38,6 +39,7 @@ constexpr const char* kHopperShort = "cuda/sm90/attention_forward_short";
 constexpr const char* kQuantized = "cuda/sm90/attention_quantized";
 constexpr const char* kSm80Quantized = "cuda/sm80/attention_quantized";
 constexpr const char* kFp4 = "cuda/sm120/attention_fp4";
+constexpr const char* kTensorMemoryFp4 = "cuda/sm100/attention_fp4";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
 
 struct Shape {
@@ -523,8 +525,8 @@ TEST(ForwardCandidates, FourBitsRunWhereWarpsMultiplyThem) {
     EXPECT_EQ(plan.candidate, "");
     return reason_of(plan, kFp4);
   };
-  EXPECT_EQ(reason(with_recipe({}, "mxfp4"), 10),
-            "quant.qk is e2m1 and compute capability 10.0; expected 12.0 or 12.1, whose warps "
+  EXPECT_EQ(reason(with_recipe({}, "mxfp4"), 9),
+            "quant.qk is e2m1 and compute capability 9.0; expected 12.0 or 12.1, whose warps "
             "multiply four bits");
   EXPECT_EQ(reason(with_recipe({}, "nvfp4,hadamard=yes")), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason(with_recipe({}, "mxfp4,p_max=2688")), "quant.p_max is 2688; expected 6");
@@ -532,6 +534,38 @@ TEST(ForwardCandidates, FourBitsRunWhereWarpsMultiplyThem) {
             "head_dim_v is 136; expected at most 128");
   EXPECT_EQ(reason(with_recipe({.dtype = Dtype::f32}, "nvfp4")),
             "inputs are f32; expected f16 or bf16");
+  Problem dropped = with_recipe({}, "nvfp4");
+  dropped.dropout.p = 0.1F;
+  EXPECT_EQ(reason(dropped),
+            "dropout beside quant.pv e2m1, whose probabilities are multiplied in groups");
+}
+
+TEST(ForwardCandidates, FourBitsRunWhereTensorMemoryHasTheirScales) {
+  for (const char* recipe : {"nvfp4", "mxfp4"}) {
+    for (const int minor : {0, 3}) {
+      const Shape shape{.num_heads_kv = 2, .head_dim_qk = 29, .head_dim_v = 72};
+      const ForwardPlan plan = chosen(with_recipe(shape, recipe), 10, minor);
+      EXPECT_EQ(plan.candidate, kTensorMemoryFp4);
+      const auto& spec = plan.spec.as<Sm100Fp4Spec>();
+      EXPECT_EQ(spec.scale_group, recipe == std::string("nvfp4") ? 16 : 32);
+      EXPECT_EQ(spec.head_dim_qk, 64) << "codes are padded";
+      EXPECT_EQ(spec.head_dim_v, 128);
+      EXPECT_EQ(spec.tile_q, 256) << "two groups";
+      EXPECT_LE(sm100_tensor_layout(spec).columns, kSm100Columns);
+    }
+  }
+  EXPECT_EQ(chosen(with_recipe({.seqlen_q = 128}, "nvfp4"), 10, 0).spec->tile_q, 128);
+  const auto reason = [](Problem problem, int major = 10) {
+    const ForwardPlan plan = chosen(problem, major, 0);
+    EXPECT_EQ(plan.candidate, "");
+    return reason_of(plan, kTensorMemoryFp4);
+  };
+  EXPECT_EQ(reason(with_recipe({}, "nvfp4"), 9),
+            "quant.qk is e2m1 and compute capability 9.0; expected 10.0 or 10.3, whose tensor "
+            "memory has scales");
+  EXPECT_EQ(reason(with_recipe({}, "nvfp4,hadamard=yes")), "quant.hadamard is yes; expected no");
+  EXPECT_EQ(reason(with_recipe({.head_dim_v = 136}, "mxfp4")),
+            "head_dim_v is 136; expected at most 128");
   Problem dropped = with_recipe({}, "nvfp4");
   dropped.dropout.p = 0.1F;
   EXPECT_EQ(reason(dropped),
