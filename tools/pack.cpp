@@ -1,8 +1,10 @@
 // fovea pack: kernels compiled before they are needed, for machines that are not at hand.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -18,9 +20,11 @@
 #include "command_line.hpp"
 #include "core/num_threads.hpp"
 #include "cuda/append/append_to_cache.hpp"
+#include "cuda/backward/candidates.hpp"
 #include "cuda/backward/choices.hpp"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidates.hpp"
+#include "cuda/forward/choices.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "cuda/jit/kernel_pack.hpp"
 #include "cuda/jit/loader.hpp"
@@ -58,6 +62,8 @@ constexpr const char* kExamples =
     fovea pack --arch sm_90a --tuning fovea.tuning --out fovea.pack
   Does every kernel fit its registers? (what CI asks; writes nothing)
     fovea pack --arch sm_80,sm_86,sm_89,sm_90a,sm_100a,sm_103a,sm_120a --strict
+  Kernels that no GPU has measured yet, and their machine code for a disassembler:
+    fovea pack --arch sm_100a --first cuda/sm100/attention_forward --cubins build/cubins
 
 Each case is compiled with and without lse; of one of backward its gradients and, into a file, forward with lse. Text
 alone makes a kernel: cases that differ in lengths alone share one.
@@ -66,8 +72,9 @@ Exit codes: 0 done; 1 a kernel did not compile, or --strict found one that spill
 )";
 
 struct PackOptions {
-  std::vector<std::string> case_files, architectures;
+  std::vector<std::string> case_files;
   std::optional<std::string> out;
+  std::optional<std::string> cubins;   // a folder
   std::set<std::string> known_spills;  // "sm_80 common/combine"
   bool is_strict = false, wants_json = false;
 };
@@ -89,10 +96,11 @@ struct LeftOut {
 struct Work {
   std::map<Sha256, Job> jobs;
   std::vector<LeftOut> left_out;
-  cuda::TuningFile tuning{};        // --tuning
-  cuda::Tuning packed{};            // its winners whose kernels are packed
-  std::set<std::string> classes{};  // that a case has
-  bool is_written = false;          // to a file, for machines without a compiler
+  cuda::TuningFile tuning{};                   // --tuning
+  cuda::Tuning packed{};                       // its winners whose kernels are packed
+  std::set<std::string> classes{};             // that a case has
+  std::set<std::string, std::less<>> first{};  // candidates, before the table's order
+  bool is_written = false;                     // to a file, for machines without a compiler
 };
 
 std::vector<Case> cases_of(const PackOptions& options) {
@@ -192,9 +200,28 @@ void list_unposed(Work& work) {
   }
 }
 
+cuda::ForwardPlan choice_of_table(const ForwardProblem& problem, const cuda::DeviceTraits& device) {
+  return choose_forward(problem, device);
+}
+cuda::BackwardPlan choice_of_table(const GradientProblem& problem,
+                                   const cuda::DeviceTraits& device) {
+  return choose_backward(problem, device);
+}
+
+/// By the table, unless a kernel that is to come first takes the problem.
+template <typename Problem>
+auto plan_of(const Problem& problem, const cuda::DeviceTraits& device, const Work& work) {
+  if (!work.first.empty()) {
+    for (const auto& choice : choices_of(problem, device)) {
+      if (work.first.contains(choice.candidate->name)) return plan_choice(problem, device, choice);
+    }
+  }
+  return choice_of_table(problem, device);
+}
+
 void add_problem(const Case& named, const ForwardProblem& problem, const Architecture& architecture,
                  Work& work) {
-  const cuda::ForwardPlan plan = choose_forward(problem, cuda::typical_device(architecture));
+  const cuda::ForwardPlan plan = plan_of(problem, cuda::typical_device(architecture), work);
   if (is_left_out(named, plan, architecture, work)) return;
   add_plan(named, problem, plan, architecture, work);
   add_tuned(named, problem, architecture, work);
@@ -202,7 +229,7 @@ void add_problem(const Case& named, const ForwardProblem& problem, const Archite
 
 void add_problem(const Case& named, const GradientProblem& problem,
                  const Architecture& architecture, Work& work) {
-  const cuda::BackwardPlan plan = choose_backward(problem, cuda::typical_device(architecture));
+  const cuda::BackwardPlan plan = plan_of(problem, cuda::typical_device(architecture), work);
   if (is_left_out(named, plan, architecture, work)) return;
   add_plan(named, problem, plan, architecture, work);
   add_tuned(named, problem, architecture, work);
@@ -251,6 +278,9 @@ bool is_clean(const cuda::jit::CompileReport& report) {
   return report.spill_bytes == 0 && report.local_bytes == 0 && report.num_wgmma_notes == 0;
 }
 
+/// Of its files, without the ending: cases with different programs have one label.
+std::string file_stem(const Sha256& key) { return cuda::jit::to_hex(key).substr(0, 16); }
+
 Json kernel_report(const Job& job) {
   Json row = {
       {"kernel", job.text.label}, {"architecture", job.architecture.name()}, {"cases", job.cases}};
@@ -270,13 +300,17 @@ Json kernel_report(const Job& job) {
 }
 
 Json report_of(const Work& work, const PackOptions& options) {
-  std::vector<const Job*> jobs;
-  for (const auto& [key, job] : work.jobs) jobs.push_back(&job);
-  std::ranges::sort(jobs, {}, [](const Job* job) {
-    return std::tie(job->architecture, job->text.label, job->text.unit);
+  std::vector<const std::pair<const Sha256, Job>*> jobs;
+  for (const auto& entry : work.jobs) jobs.push_back(&entry);
+  std::ranges::sort(jobs, {}, [](const auto* entry) {
+    const Job& job = entry->second;
+    return std::tie(job.architecture, job.text.label, job.text.unit);
   });
   Json kernels = Json::array(), left_out = Json::array();
-  for (const Job* job : jobs) kernels.push_back(kernel_report(*job));
+  for (const auto* entry : jobs) {
+    kernels.push_back(kernel_report(entry->second));
+    if (options.cubins) kernels.back()["stem"] = file_stem(entry->first);
+  }
   for (const LeftOut& row : work.left_out) {
     left_out.push_back(
         {{"case", row.problem}, {"architecture", row.architecture}, {"reason", row.reason}});
@@ -338,6 +372,23 @@ void write(const std::string& path, const Work& work, cuda::jit::Loader& loader)
   write_pack(path, items, work.packed.winners().empty() ? "" : work.packed.print());
 }
 
+/// Each kernel's unit and its machine code.
+void write_cubins(const std::string& folder, const Work& work) {
+  std::vector<OutputFiles::Content> files;
+  for (const auto& [key, job] : work.jobs) {
+    const std::string stem = folder + "/" + file_stem(key);
+    files.push_back({stem + ".cu", "", {as_part(job.text.unit)}});
+    files.push_back({stem + ".cubin", "", {job.cubin.image}});
+  }
+  OutputFiles::write(files);
+}
+
+void make_folder(const std::string& folder) {
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (failed) bad_input(fmt::format("--cubins: cannot make {}: {}", folder, failed.message()));
+}
+
 cuda::TuningFile read_tuning(const std::string& path) {
   const auto file = read_file("--tuning", path);
   const std::string_view text(reinterpret_cast<const char*>(file->data()), file->size());
@@ -376,11 +427,26 @@ std::vector<std::string> split_at_commas(const std::string& text) {
   return parts;
 }
 
+/// Names of kernels as the tables have them.
+std::set<std::string, std::less<>> candidates_of(const std::string& words) {
+  std::set<std::string, std::less<>> known, named;
+  for (const auto& candidate : cuda::forward_candidates()) known.emplace(candidate.name);
+  for (const auto& candidate : cuda::backward_candidates()) known.emplace(candidate.name);
+  for (const std::string& word : split_at_commas(words)) {
+    if (!known.contains(word)) {
+      bad_input(
+          fmt::format("--first: unknown kernel '{}'; expected {}", word, fmt::join(known, ", ")));
+    }
+    named.insert(word);
+  }
+  return named;
+}
+
 }  // namespace
 
 int run_pack(const std::vector<std::string>& words) {
   PackOptions options;
-  std::string architecture_words, out, known, tuning;
+  std::string architecture_words, out, known, tuning, first, cubins;
   CommandLine line("fovea pack", kAbout, kExamples);
   const auto text_of = [](std::string& field) {
     return [&field](const std::string&, const std::string& text) { field = text; };
@@ -395,6 +461,12 @@ int run_pack(const std::vector<std::string>& words) {
             "what fovea tune measured: goes into the pack, with its kernels, for the problems of "
             "the cases"},
            text_of(tuning));
+  line.add({"--first", "NAMES", "",
+            "kernels that a case gets where they take it, before the table's order: "
+            "cuda/sm100/attention_forward,..."},
+           text_of(first));
+  line.add({"--cubins", "FOLDER", "", "each kernel's unit and its cubin, as files of their own"},
+           text_of(cubins));
   line.add_flag(
       {"--strict", "", "", "exit 1 where a kernel spills, uses local memory or has a wgmma note"},
       options.is_strict);
@@ -404,6 +476,7 @@ int run_pack(const std::vector<std::string>& words) {
            text_of(known));
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
   if (!out.empty()) options.out = out;
+  if (!cubins.empty()) options.cubins = cubins;
   if (!known.empty()) options.known_spills = lines_of("--known-spills", known);
 
   std::vector<Architecture> architectures;
@@ -415,6 +488,8 @@ int run_pack(const std::vector<std::string>& words) {
   Work work;
   work.is_written = options.out.has_value();
   if (!tuning.empty()) work.tuning = read_tuning(tuning);
+  if (!first.empty()) work.first = candidates_of(first);
+  if (options.cubins) make_folder(*options.cubins);
 
   cuda::jit::LoaderOptions loader_options;
   loader_options.pack = std::nullopt;
@@ -429,6 +504,7 @@ int run_pack(const std::vector<std::string>& words) {
   const bool has_all = std::ranges::all_of(
       work.jobs, [](const auto& entry) { return entry.second.failure.empty(); });
   if (options.out && has_all) write(*options.out, work, loader);
+  if (options.cubins && has_all) write_cubins(*options.cubins, work);
   const Json report = report_of(work, options);
   print_out(options.wants_json ? report.dump() + "\n" : print(report));
   if (!has_all) throw Failure(kFailed, "not every kernel compiled; nothing is written");

@@ -975,6 +975,28 @@ class Kernels(CommandTest):
         self.assertTrue(pack["is_present"])
         self.assertEqual(pack["kernels"], result.stdout.count(" registers, "))
 
+    def test_pack_takes_a_kernel_before_its_turn_and_leaves_its_machine_code(self):
+        self.need_compiler()
+        case = {"name": "rows", "why": "both kernels take it", "seqlen_q": 256, "num_heads_q": 1, "head_dim": 64, "dtype": "bf16"}
+        (self.folder / "rows.json").write_text(json.dumps({"cases": [case]}))
+
+        def kernels(*words):
+            result = self.run_with("pack", "--cases", "rows.json", "--arch", "sm_100a", "--json", *words)
+            self.expect(result, 0)
+            return {row["kernel"].split()[0]: row for row in json.loads(result.stdout)["kernels"]}
+
+        by_table = kernels()
+        self.assertIn("sm80/attention_forward", by_table)
+        self.assertNotIn("stem", by_table["sm80/attention_forward"])
+        first = kernels("--first", "cuda/sm100/attention_forward", "--cubins", "machine/code")
+        self.assertNotIn("sm80/attention_forward", first)
+        stem = self.folder / "machine" / "code" / first["sm100/attention_forward"]["stem"]
+        self.assertIn("s.polynomial_keys = ", stem.with_suffix(".cu").read_text())
+        self.assertTrue(stem.with_suffix(".cubin").read_bytes().startswith(b"\x7fELF"))
+        result = self.run_with("pack", "--arch", "sm_100a", "--first", "sm100/attention_forward")
+        self.expect(result, 2, "--first: unknown kernel 'sm100/attention_forward'; expected ")
+        self.assertIn("cuda/sm100/attention_forward", result.stderr)
+
     def test_pack_has_the_kernel_for_tensors_that_start_anywhere(self):
         """A machine without a compiler must run them too; without a file, nothing that no case asks for is compiled."""
         self.need_compiler()
