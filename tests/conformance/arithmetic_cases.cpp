@@ -243,6 +243,40 @@ std::string check(const std::vector<std::uint32_t>& in, const Bytes& out_bytes) 
   return message;
 }
 
+struct PairOperation {
+  const char* name;
+  float (*expected)(float a, float b, float c);
+};
+
+// In the order of tcgen05_kernels.cuh.
+constexpr PairOperation kOfPairs[] = {
+    {"fma_rn_ftz_f32x2",
+     [](float a, float b, float c) {
+       return flushed(std::fma(flushed(a), flushed(b), flushed(c)));
+     }},
+    {"add_rn_f32x2", [](float a, float b, float) { return a + b; }},
+    {"mul_rn_f32x2", [](float a, float b, float) { return a * b; }},
+};
+
+/// The same of both places of pairs.
+std::string check_pairs(const std::vector<std::uint32_t>& in, const Bytes& out_bytes) {
+  std::vector<std::uint32_t> out(out_bytes.size() / 4);
+  std::memcpy(out.data(), out_bytes.data(), out_bytes.size());
+  std::string message;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const PairOperation& op = kOfPairs[i / 2 % std::size(kOfPairs)];
+    const std::uint32_t* words = &in[i / (2 * std::size(kOfPairs)) * 3];
+    const std::size_t place = i % 2;
+    const std::uint32_t of_place[] = {words[place], words[(place + 1) % 3], words[(place + 2) % 3]};
+    const auto number = [&](int k) { return std::bit_cast<float>(of_place[k]); };
+    const std::uint32_t want = bits(op.expected(number(0), number(1), number(2)));
+    if (agree(Holds::f32, out[i], want)) continue;
+    message += "\n    " + describe(op.name, of_place, out[i], want);
+    if (message.size() > 1000) return message + "\n    and perhaps more";
+  }
+  return message;
+}
+
 constexpr std::uint32_t kSpecial[] = {
     0,          0x80000000, 1,          0x80000001, 0x007FFFFF, 0x00800000, 0x807FFFFF, 0x3F800000,
     0xBF800000, 0x3F7FFFFF, 0x3F800001, 0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000,
@@ -270,7 +304,12 @@ std::vector<Case> arithmetic_cases() {
   one.out_before.assign(in.size() / 3 * 4 * (std::size(kExact) + std::size(kApproximate)),
                         std::byte{0});
   one.check = [in](const Bytes& out) { return check(in, out); };
-  return {one};
+  Case pairs = one;
+  pairs.name = pairs.kernel = "f32x2";
+  pairs.compute_capability_major = 10;
+  pairs.out_before.assign(in.size() / 3 * 8 * std::size(kOfPairs), std::byte{0});
+  pairs.check = [in](const Bytes& out) { return check_pairs(in, out); };
+  return {one, pairs};
 }
 
 }  // namespace fovea::cuda::conformance

@@ -76,6 +76,7 @@ void add_tensor_core(Table& table) {
   add_tensor_kind<Tcgen05ScaledKind::mxf4_block32>(table, "mxf4_block32");
   add_tensor_kind<Tcgen05ScaledKind::mxf4nvf4_block32>(table, "mxf4nvf4_block32");
   add_tensor_kind<Tcgen05ScaledKind::mxf4nvf4_block16>(table, "mxf4nvf4_block16");
+  table["f32x2"] = f32x2;
   table["tcgen05_moves_16x64b"] = tcgen05_moves<Move::l16x64b>;
   table["tcgen05_moves_16x128b"] = tcgen05_moves<Move::l16x128b>;
   table["tcgen05_moves_16x256b"] = tcgen05_moves<Move::l16x256b>;

@@ -551,6 +551,7 @@ std::vector<Kernel> tcgen05_kernels() {
     all.push_back({std::string("tcgen05_copy_") + row.name,
                    std::string("tcgen05_copy<ptx::TmemCopy::") + row.name + ">", "tcgen05_1"});
   }
+  all.push_back({"f32x2", "f32x2", "tcgen05_1"});
   return all;
 }
 

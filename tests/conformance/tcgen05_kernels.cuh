@@ -3,6 +3,7 @@
 
 #include "kernels.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/math_f32x2.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tcgen05_ld_st.cuh"
 #include "tile/tcgen05_descriptor.cuh"
@@ -203,6 +204,21 @@ FOVEA_DEVICE void tcgen05_product(const Params& p) {
   ptx::tcgen05_fence_after_thread_sync();
   dump_tmem(static_cast<std::uint32_t*>(p.out) + rank * 128 * columns, tmem, columns);
   give_tmem_back<cta_group>(tmem);
+}
+
+inline constexpr int kNumOfPairs = 3;
+
+/// Of two floats at once: the thread's words a, b, c in the first place and b, c, a in the second. in: per thread 3
+/// words. out: 2 kNumOfPairs words, those of an operation side by side.
+FOVEA_DEVICE void f32x2(const Params& p) {
+  const int i = ptx::block_idx().x * num_threads() + ptx::thread_idx().x;
+  const auto* in = static_cast<const float*>(p.in) + 3 * i;
+  const float a = ptx::ld_global(in), b = ptx::ld_global(in + 1), c = ptx::ld_global(in + 2);
+  const ptx::F32x2 results[kNumOfPairs] = {ptx::fma_rn_ftz_f32x2({a, b}, {b, c}, {c, a}),
+                                           ptx::add_rn_f32x2({a, b}, {b, c}),
+                                           ptx::mul_rn_f32x2({a, b}, {b, c})};
+  auto* out = static_cast<ptx::F32x2*>(p.out) + kNumOfPairs * i;
+  for (int k = 0; k < kNumOfPairs; ++k) ptx::st_global(out + k, results[k]);
 }
 
 }  // namespace fovea::cuda::conformance

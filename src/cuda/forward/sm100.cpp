@@ -18,11 +18,12 @@ constexpr std::int32_t kTileKv = 128;
 /// More buffers of keys and values than these have nothing to hide.
 constexpr std::int32_t kMostStages = 4;
 
-/// Of each 16. Products of 128 columns take as long as all powers by ex2 do on sm_100, those of 64 half as long, and
-/// sm_103's ex2 is twice as fast: docs/kernels/attention_forward_sm100.md has the budget.
+/// Of each 16. On sm_100 ex2 and fmas share a softmax evenly with six, which pays where products take less time, or
+/// wait for it (a group alone); with four it takes three quarters of what products of 128 columns do. sm_103's ex2 is
+/// twice as fast. docs/kernels/attention_forward_sm100.md has the budget.
 std::int32_t polynomial_keys(const Sm100ForwardSpec& spec, const DeviceTraits& device) {
   if (device.compute_capability() != 100) return 0;
-  return widest_head_dim(spec) < kWidestOfTwoGroups ? 3 : 2;
+  return sm100_groups(spec) > 1 && widest_head_dim(spec) == kWidestOfTwoGroups ? 4 : 6;
 }
 
 std::int32_t padded_to_panels(std::int32_t head_dim) {

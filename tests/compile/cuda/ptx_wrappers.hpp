@@ -91,6 +91,11 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"mul_f16x2", 80, "a.u[0] = mul_f16x2(a.u[1], a.u[2]);", {"HFMA2.MMA R"}},
     {"cvt_rni", 80, "a.f[0] = cvt_rni(a.f[1]);", {"FRND"}},
 
+    // math_f32x2.cuh
+    {"fma_rn_ftz_f32x2", 100, "const F32x2 d = fma_rn_ftz_f32x2({a.f[1], a.f[2]}, {a.f[3], a.f[4]}, {a.f[5], a.f[6]}); a.f[0] = d.x; a.f[8] = d.y;", {"FFMA2.FTZ R"}},
+    {"add_rn_f32x2", 100, "const F32x2 d = add_rn_f32x2({a.f[1], a.f[2]}, {a.f[3], a.f[4]}); a.f[0] = d.x; a.f[8] = d.y;", {"FADD2 R"}},
+    {"mul_rn_f32x2", 100, "const F32x2 d = mul_rn_f32x2({a.f[1], a.f[2]}, {a.f[3], a.f[4]}); a.f[0] = d.x; a.f[8] = d.y;", {"FMUL2 R"}},
+
     // exp_log.cuh
     {"exp_f32", 80, "a.f[0] = exp_f32(a.f[1]);", {"MUFU.EX2", "FFMA"}},
     {"log_f32", 80, "a.f[0] = log_f32(a.f[1]);", {"MUFU.LG2", "FFMA"}},

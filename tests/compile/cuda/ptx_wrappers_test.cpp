@@ -39,9 +39,10 @@ std::string prelude(int architecture) {
          {"mbarrier", "fence", "bulk", "tma", "cluster", "setmaxnreg", "griddepcontrol", "red"}) {
       text += std::string("#include \"ptx/") + file + ".cuh\"\n";
     }
-    text += has_tensor_memory(architecture) ? "#include \"ptx/tcgen05_ld_st.cuh\"\n"
-            : architecture == 90            ? "#include \"ptx/generated/wgmma_bf16.cuh\"\n"
-                                            : "#include \"ptx/mma_scaled.cuh\"\n";
+    text += has_tensor_memory(architecture)
+                ? "#include \"ptx/math_f32x2.cuh\"\n#include \"ptx/tcgen05_ld_st.cuh\"\n"
+            : architecture == 90 ? "#include \"ptx/generated/wgmma_bf16.cuh\"\n"
+                                 : "#include \"ptx/mma_scaled.cuh\"\n";
   } else {
     text += "struct TensorMap {};\n";
   }

@@ -376,15 +376,15 @@ TEST(ForwardCandidates, BlackwellsKernelHasTilesThatFillItsMemory) {
     int head_dim_qk, head_dim_v, groups, stages, polynomial_keys;
     bool is_p_over_s;
   };
-  for (const Tile& tile : {Tile{{.head_dim_qk = 40, .head_dim_v = 40}, 64, 64, 2, 4, 3, false},
-                           {{.head_dim_qk = 64, .head_dim_v = 64}, 64, 64, 2, 4, 3, false},
-                           {{.head_dim_qk = 72, .head_dim_v = 72}, 96, 96, 2, 3, 3, true},
-                           {{.head_dim_qk = 96, .head_dim_v = 96}, 96, 96, 2, 3, 3, true},
-                           {{}, 128, 128, 2, 2, 2, true},
-                           {{.seqlen_q = 128}, 128, 128, 1, 3, 2, false},
-                           {{.head_dim_qk = 192}, 192, 128, 1, 2, 2, false},
-                           {{.head_dim_qk = 160, .head_dim_v = 160}, 192, 192, 1, 1, 2, false},
-                           {{.head_dim_qk = 256, .head_dim_v = 256}, 256, 256, 1, 1, 2, false}}) {
+  for (const Tile& tile : {Tile{{.head_dim_qk = 40, .head_dim_v = 40}, 64, 64, 2, 4, 6, false},
+                           {{.head_dim_qk = 64, .head_dim_v = 64}, 64, 64, 2, 4, 6, false},
+                           {{.head_dim_qk = 72, .head_dim_v = 72}, 96, 96, 2, 3, 6, true},
+                           {{.head_dim_qk = 96, .head_dim_v = 96}, 96, 96, 2, 3, 6, true},
+                           {{}, 128, 128, 2, 2, 4, true},
+                           {{.seqlen_q = 128}, 128, 128, 1, 3, 6, false},
+                           {{.head_dim_qk = 192}, 192, 128, 1, 2, 6, false},
+                           {{.head_dim_qk = 160, .head_dim_v = 160}, 192, 192, 1, 1, 6, false},
+                           {{.head_dim_qk = 256, .head_dim_v = 256}, 256, 256, 1, 1, 6, false}}) {
     const ForwardProblem f = validate(problem_of(tile.shape), "test");
     for (const int minor : {0, 3}) {
       const DeviceTraits device = typical_device(10, minor);

@@ -109,13 +109,14 @@ struct Softmax : RowTiles<spec, Softmax<spec, Mods>> {
     const RowView<spec> view(common, work, thread.row());
     const DropoutKeyOf<spec> key = dropout_key<spec>(common);
     const std::int32_t first = scores.kv_tile.idx() * spec.tile_kv + chunk * MyRow::kChunk;
-    DroppedBits dropped;  // in the order of keys: nothing is exchanged
+    DroppedBits dropped;  // the last key's in the highest bits, and nothing is exchanged
 #pragma unroll 1
     for (int i = 0; i < MyRow::kChunk / 4; ++i)
       dropped.draw(common, key, work.sequence.idx, view.q_head, view.q_idx, first / 4 + i);
 #pragma unroll
     for (int i = 0; i < MyRow::kChunk / 2; ++i) {
-      const std::uint32_t pair = dropped.own >> static_cast<std::uint32_t>(2 * i);
+      const std::uint32_t pair =
+          dropped.own >> static_cast<std::uint32_t>(32 - MyRow::kChunk + 2 * i);
       p[i] &= ((pair & 1U) != 0 ? 0U : 0xffffU) | ((pair & 2U) != 0 ? 0U : 0xffff0000U);
     }
   }
