@@ -947,7 +947,9 @@ def context_parallel_attention(
     group = _group_of(group)
     key = (group, getattr(q, "device", None), deterministic)
     engine = shards.engines.get(key)
-    score, drop, call = None, None, None
+    score: Program | None = None
+    drop: Dropout | None = None
+    call: tuple[Any, ...] | None = None
     if score_mod is None and bias is None and alibi is None and sinks is None and dropout is None:
         call = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else None for x in (q, k, v)) + (scale, softcap)
     if engine is None or call is None or call not in engine.known:
