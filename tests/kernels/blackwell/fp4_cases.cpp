@@ -66,7 +66,8 @@ std::vector<Case> fp4_cases() {
 }
 
 cuda::ForwardPlan tensor_memory_fp4_plan(const std::string& label, const ForwardProblem& problem) {
-  const cuda::DeviceTraits device = cuda::typical_device(10, 0);
+  cuda::DeviceTraits device = cuda::typical_device(10, 0);
+  device.num_sms = 2;  // CTAs claim more than one row tile, and buffers are filled again
   const std::size_t groups = label.ends_with("d64") ? 1 : 0;
   return cuda::plan_choice(problem, device,
                            {&cuda::candidate_named(cuda::Sm100ForwardFp4::kName),
