@@ -151,6 +151,16 @@ std::vector<Case> cdna_cases() {
     split.score = softcap(3);
     cases.push_back(std::move(split));
   }
+  // Prompts of latent attention.
+  for (const char* const target : {"cdna_", "gfx950_"}) {
+    Case latent = cdna_tiles(target + std::string("latent_d192"), 192, 128, Dtype::bf16);
+    latent.seqlen_kv = 150;
+    if (amd_device_of(latent.label).gfx == 0x950) {
+      latent.score = softcap(3);
+      latent.dropout = kSomeDropped;
+    }
+    cases.push_back(std::move(latent));
+  }
   Case lean = cdna_tiles("cdna_lean_d128", 128, 128, Dtype::bf16);  // tiles of 32 keys
   lean.seqlen_kv = 150;
   lean.score = softcap(3);
@@ -213,9 +223,8 @@ std::vector<Case> amd_cases() {
   std::vector<Case> cases = kernel_cases();
   std::erase_if(cases, [](const Case& each) { return is_left_out(each.label); });
   // Of 16 bits cdna/attention_forward would take them.
-  const auto is_taken = [](std::int64_t head_dim) { return head_dim % 8 == 0 && head_dim <= 128; };
   for (Case& each : cases) {
-    if (each.dtype != Dtype::f32 && is_taken(each.head_dim_qk) && is_taken(each.head_dim_v))
+    if (each.dtype != Dtype::f32 && each.head_dim_qk <= 256 && each.head_dim_v <= 128)
       each.compute_dtype = ComputeDtype::f32;
   }
   std::ranges::move(wide_warps(), std::back_inserter(cases));

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
+#include <tuple>
 
 #include "cuda/device/shared/split.h"
 #include "cuda/params/tensor_params.hpp"
@@ -11,30 +11,17 @@
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kNarrow = 64, kWide = 128;  // head dims of tiles
-constexpr std::int64_t kChunk = 8;                 // elements of 16 bytes
+// Head dims of tiles; the last of queries and keys alone.
+constexpr std::int64_t kNarrow = 64, kWide = 128, kWidest = 256;
+constexpr std::int64_t kChunk = 8;  // elements of 16 bytes
 constexpr std::int32_t kMostKeys = 128;
 constexpr std::int32_t kWaves = 4, kWorkgroupsOfCu = 2;
 /// Elements from a row of keys to the next: a tile of them is one buffer, of less than 2^31 bytes.
 constexpr std::int64_t kLongestRowStride = (std::int64_t{1} << 31) / (2 * kMostKeys) - kWide;
 
 std::int32_t of_tile(std::int64_t head_dim) {
-  return static_cast<std::int32_t>(head_dim <= kNarrow ? kNarrow : kWide);
-}
-
-std::optional<Refusal> refuses_other_head_dims(const ForwardProblem& f) {
-  for (const auto& [label, head_dim] :
-       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
-    if (head_dim % kChunk != 0 || head_dim > kWide) {
-      return Refusal{fmt::format("{} is {}; expected a multiple of {} of at most {}", label,
-                                 head_dim, kChunk, kWide)};
-    }
-    if (f.is_paged && head_dim != of_tile(head_dim)) {
-      return Refusal{fmt::format("{} is {} and keys lie in pages; expected {} or {}", label,
-                                 head_dim, kNarrow, kWide)};
-    }
-  }
-  return std::nullopt;
+  if (head_dim > kWide) return kWidest;
+  return head_dim <= kNarrow ? kNarrow : kWide;
 }
 
 /// What holds registers beside the sums: programs, the generator of dropout, look-ups of pages.
@@ -42,12 +29,36 @@ bool needs_registers(const ForwardProblem& f) {
   return !f.problem.score.is_identity() || f.problem.dropout.p > 0 || f.is_paged;
 }
 
+/// Values of the next tile wait in registers; else they are copied to LDS.
+bool holds_values(std::int32_t gfx) { return !cdna_traits(gfx).reads_transposed; }
+
+std::optional<Refusal> refuses_other_head_dims(const ForwardProblem& f, std::int32_t gfx) {
+  for (const auto& [label, head_dim, most] : {std::tuple{"head_dim_qk", f.head_dim_qk, kWidest},
+                                              std::tuple{"head_dim_v", f.head_dim_v, kWide}}) {
+    if (head_dim % kChunk != 0 || head_dim > most) {
+      return Refusal{fmt::format("{} is {}; expected a multiple of {} of at most {}", label,
+                                 head_dim, kChunk, most)};
+    }
+    if (f.is_paged && head_dim != of_tile(head_dim)) {
+      return Refusal{fmt::format("{} is {} and keys lie in pages; expected {}", label, head_dim,
+                                 of_tile(head_dim))};
+    }
+  }
+  if (f.head_dim_qk > kWide && holds_values(gfx) && needs_registers(f)) {
+    return Refusal{
+        fmt::format("head_dim_qk is {} beside a score program, dropout or pages; expected at most "
+                    "{} on gfx{:x}",
+                    f.head_dim_qk, kWide, gfx)};
+  }
+  return std::nullopt;
+}
+
 /// Keys of a tile. Of a wave that has 32 rows, O takes half as many registers of a lane as it has columns, scores half
 /// as many as there are keys, Q a quarter of its columns; two waves of a SIMD have 256 each. Where values are copied to
 /// LDS, there is room for all else.
 std::int32_t keys_of_tile(const ForwardProblem& f, const CdnaForwardSpec& spec) {
-  const bool holds_values = !cdna_traits(spec.gfx).reads_transposed;
-  if (holds_values && needs_registers(f)) return spec.head_dim_v == kWide ? 32 : 64;
+  if (spec.head_dim_qk == kWidest) return 32;
+  if (holds_values(spec.gfx) && needs_registers(f)) return spec.head_dim_v == kWide ? 32 : 64;
   return widest_head_dim(spec) == kWide ? 64 : kMostKeys;
 }
 
@@ -62,7 +73,7 @@ std::optional<Refusal> CdnaForward::refuses(const ForwardProblem& f, const Devic
   if (!is_cdna(device.gfx))
     return Refusal{fmt::format("this is gfx{:x}; expected gfx942 or gfx950", device.gfx)};
   if (auto refusal = refuses_margin(f)) return refusal;
-  return refuses_other_head_dims(f);
+  return refuses_other_head_dims(f, device.gfx);
 }
 
 CdnaForwardSpec CdnaForward::choose(const ForwardProblem& f, const DeviceTraits& device) {

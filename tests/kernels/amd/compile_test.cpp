@@ -31,8 +31,9 @@ constexpr const char* kLabels[] = {"dropout", "documents", "split", "packed_many
 
 /// And of cdna/attention_forward: its widest tiles, both formats and head dims, masks, a score program beside dropout,
 /// packed rows, pages of a cache, rows narrower than the tile.
-constexpr const char* kCdnaLabels[] = {"cdna_d128", "cdna_lean_d128", "cdna_documents",
-                                       "cdna_packed_heads_of_dies", "cdna_narrow_split"};
+constexpr const char* kCdnaLabels[] = {
+    "cdna_d128",         "cdna_lean_d128",   "cdna_documents",    "cdna_packed_heads_of_dies",
+    "cdna_narrow_split", "cdna_latent_d192", "gfx950_latent_d192"};
 
 Case labelled(const std::vector<Case>& cases, const std::string& label) {
   return *std::ranges::find(cases, label, &Case::label);
@@ -49,6 +50,7 @@ std::map<std::string, cuda::jit::KernelText> kernels_for(const cuda::DeviceTrait
   for (const char* const label : kLabels) cases.push_back(labelled(kernel_cases(), label));
   for (const char* const label : kCdnaLabels)
     if (cuda::is_cdna(device.gfx)) cases.push_back(labelled(cdna_cases(), label));
+  if (device.gfx == 0x950) cases.push_back(labelled(cdna_cases(), "gfx950_latent_d192"));
   std::map<std::string, cuda::jit::KernelText> kernels;
   std::set<std::string> units;
   for (const Case& each : cases) {

@@ -92,8 +92,10 @@ void expect_values_are_read_at_once(const Service& service) {
 TEST(CdnaTiles, KeysAreReadWithoutConflicts) {
   expect_keys_are_read_at_once<64, 256, 128>(in_order());
   expect_keys_are_read_at_once<128, 128, 128>(in_order());
+  expect_keys_are_read_at_once<32, 512, 128>(in_order());
   expect_keys_are_read_at_once<64, 256, 256>(of_gfx950());
   expect_keys_are_read_at_once<128, 128, 256>(of_gfx950());
+  expect_keys_are_read_at_once<32, 512, 256>(of_gfx950());
 }
 
 TEST(CdnaTiles, TransposedValuesAreReadWithoutConflicts) {

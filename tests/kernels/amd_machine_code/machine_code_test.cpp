@@ -132,7 +132,8 @@ INSTANTIATE_TEST_SUITE_P(All, CdnaMachineCode,
                          ::testing::Values("cdna_d128", "gfx950_d128", "gfx950_d64",
                                            "cdna_lean_d128", "cdna_narrow_d40", "gfx950_narrow_d40",
                                            "cdna_infinite_values", "gfx950_infinite_values_f32_out",
-                                           "cdna_packed_heads_of_dies", "cdna_split"),
+                                           "cdna_packed_heads_of_dies", "cdna_split",
+                                           "gfx950_latent_d192"),
                          [](const auto& each) { return std::string(each.param); });
 
 /// The f32 kernel, with waves of 32 lanes and of 64.

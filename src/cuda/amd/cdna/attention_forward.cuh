@@ -28,10 +28,11 @@
 // Chapters, in forward/: tiles.cuh (keys and values in LDS), wave.cuh (which row is whose), load.cuh, compute.cuh,
 // store.cuh.
 //
-// A tile has 64 or 128 columns; of head dims between, the rest is zeros in LDS, which buffers give behind their end.
+// A tile has 64 or 128 columns, of keys 256 too; of head dims between, the rest is zeros in LDS, which buffers give
+// behind their end.
 //
-// Refused: f32 inputs, head dims above 128 or that are no multiple of 8, and in pages others than 64 and 128; rows that
-// do not begin at multiples of 16 bytes, tiles of keys that span 2^31 bytes (sm80/attention_forward_f32.cuh takes them
+// Refused: f32 inputs; head dims above 128, of keys 256, that are no multiple of 8, or in pages not a tile's; on gfx942
+// head_dim_qk above 128 beside a score program, dropout or pages, for which registers lack; rows that do not begin at multiples of 16 bytes, tiles of keys that span 2^31 bytes (sm80/attention_forward_f32.cuh takes them
 // all).
 #pragma once
 

@@ -128,6 +128,17 @@ TEST(ForwardCandidates, CdnaMultipliesByItsOwnKernel) {
     EXPECT_EQ(padded.spec->head_dim_qk, 128);
     EXPECT_EQ(padded.spec->head_dim_v, 64);
     EXPECT_EQ(padded.spec->stages, gfx == 0x950 ? 2 : 1);
+    const Shape latent{.head_dim_qk = 192, .head_dim_v = 128};
+    EXPECT_EQ(chosen_on(device, latent).spec->head_dim_qk, 256);
+    Problem beside = problem_of(latent);
+    beside.dropout.p = 0.25F;
+    const ForwardPlan held = choose_forward(validate(beside, "test"), device);
+    EXPECT_EQ(held.candidate, gfx == 0x950 ? kCdna : kPlain);
+    if (gfx == 0x942) {
+      EXPECT_EQ(reason_of(held, kCdna),
+                "head_dim_qk is 192 beside a score program, dropout or pages; expected at most 128 "
+                "on gfx942");
+    }
     for (const std::int64_t refused : {100, 136}) {
       const ForwardPlan other = chosen_on(device, {.head_dim_qk = 128, .head_dim_v = refused});
       EXPECT_EQ(other.candidate, kPlain);

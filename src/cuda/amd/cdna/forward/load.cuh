@@ -114,14 +114,15 @@ FOVEA_DEVICE void copy_rows(const Wave<spec>& wave, const KvRows<spec>& rows, Ti
   constexpr int kCopyBytes = ptx::kWarpLanes * kLaneBytes;
   constexpr int kCopies = Tile::kBytes / kCopyBytes / spec.num_warps;
   static_assert(kCopies * kCopyBytes * spec.num_warps == Tile::kBytes, "waves copy alike");
-  static_assert(kCopyBytes % Tile::kRowBytes == 0, "a copy brings whole rows");
-  constexpr int kRows = kCopyBytes / Tile::kRowBytes;
   const int of_lane = wave.lane * kLaneBytes / Tile::kRowBytes;
-  const auto byte = static_cast<std::uint32_t>(wave.lane * kLaneBytes % Tile::kRowBytes);
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
-    const int first = (i * spec.num_warps + wave.warp) * kRows;
-    rows.template copy<kLaneBytes>(to.base + first * Tile::kRowBytes, first, of_lane,
+    // Whole rows, or a part of one.
+    const int begin = (i * spec.num_warps + wave.warp) * kCopyBytes;
+    const int first = begin / Tile::kRowBytes;
+    const auto byte =
+        static_cast<std::uint32_t>((begin + wave.lane * kLaneBytes) % Tile::kRowBytes);
+    rows.template copy<kLaneBytes>(to.base + begin, first, of_lane,
                                    byte ^ Tile::permutation(first + of_lane));
   }
 }
