@@ -905,11 +905,11 @@ FOVEA_API int fovea_attention_probabilities(const fovea_attention_probabilities_
 /* ---- XLA ---- */
 
 /* A handler of XLA's typed foreign function interface, XLA_FFI_Error* (*)(XLA_FFI_CallFrame*), for a program's device:
- * kDLCPU, kDLCUDA or kDLROCM; NULL for others. Its attribute "call" is a text that says which function of this header is called
- * and what each operand and result is; fovea.jax writes it, and no other caller may rely on its words. On a GPU the
- * call is enqueued on XLA's stream and takes its workspace from XLA. Errors arrive as INVALID_ARGUMENT, UNIMPLEMENTED
- * (FOVEA_UNSUPPORTED), FAILED_PRECONDITION (FOVEA_COMPILE_ERROR), UNAVAILABLE (FOVEA_DEVICE_ERROR) and INTERNAL, with
- * their message. */
+ * kDLCPU, kDLCUDA or kDLROCM; NULL for others. Its attribute "call" is a text that says which function of this header
+ * is called and what each operand and result is; fovea.jax writes it, and no other caller may rely on its words. On a
+ * GPU the call is enqueued on XLA's stream and takes its workspace from XLA. Errors arrive as INVALID_ARGUMENT,
+ * UNIMPLEMENTED (FOVEA_UNSUPPORTED), FAILED_PRECONDITION (FOVEA_COMPILE_ERROR), UNAVAILABLE (FOVEA_DEVICE_ERROR) and
+ * INTERNAL, with their message. */
 FOVEA_API void* fovea_xla_handler(int32_t device_type);
 
 /* ---- What there is ---- */

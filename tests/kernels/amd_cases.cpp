@@ -135,8 +135,8 @@ std::vector<Case> cdna_cases() {
                              with_extreme_scores(cdna_tiles("cdna_extreme", 64, 64, Dtype::f16)),
                              cdna_tiles("cdna_d96", 96, 96, Dtype::bf16),
                              cdna_tiles("gfx950_d72_40", 72, 40, Dtype::f16)};
-  // Rows narrower than tiles: NaN behind a row's last element, where the key behind it is one that no row sees; heads of
-  // a group that share a tile, and parts of keys, whose partial states are as wide as the tile.
+  // Rows narrower than tiles: NaN behind a row's last element, where the key behind it is one that no row sees; heads
+  // of a group that share a tile, and parts of keys, whose partial states are as wide as the tile.
   for (const char* const target : {"cdna_", "gfx950_"}) {
     Case narrow = cdna_tiles(target + std::string("narrow_d40"), 40, 40, Dtype::bf16);
     narrow.mask = parse_mask_mod("kv_idx % 3 != 1");

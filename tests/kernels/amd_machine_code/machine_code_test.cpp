@@ -1,5 +1,5 @@
-// What AMD's GPUs would run, instruction by instruction: the code objects of whole calls, executed by an emulator of the
-// ISA that is not ours (scripts/run_amd), against the oracle. FOVEA_TEST_TINYGRAD names the checkout that has it.
+// What AMD's GPUs would run, instruction by instruction: the code objects of whole calls, executed by an emulator of
+// the ISA that is not ours (scripts/run_amd), against the oracle. FOVEA_TEST_TINYGRAD names the checkout that has it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>

@@ -32,8 +32,8 @@
 // behind their end.
 //
 // Refused: f32 inputs; head dims above 128, of keys 256, that are no multiple of 8, or in pages not a tile's; on gfx942
-// head_dim_qk above 128 beside a score program, dropout or pages, for which registers lack; rows that do not begin at multiples of 16 bytes, tiles of keys that span 2^31 bytes (sm80/attention_forward_f32.cuh takes them
-// all).
+// head_dim_qk above 128 beside a score program, dropout or pages, for which registers lack; rows that do not begin
+// at multiples of 16 bytes, tiles of keys that span 2^31 bytes (sm80/attention_forward_f32.cuh takes them all).
 #pragma once
 
 #include "cdna/forward/compute.cuh"

@@ -140,7 +140,8 @@ FOVEA_DEVICE void turn_values(const Wave<spec>& wave, int stage, Pass pass) {
   ptx::sync_threads();
 }
 
-/// Values on their way through registers: of each unit of keys that this lane brings, two columns of each of its eight rows.
+/// Values on their way through registers: of each unit of keys that this lane brings, two columns of each of its eight
+/// rows.
 template <CdnaForwardSpec spec, bool are_copied>
 struct ArrivingValues {
   using T = Traits<spec>;

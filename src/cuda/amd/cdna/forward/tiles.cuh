@@ -49,8 +49,9 @@ inline constexpr int kUnitKeys = 8;
 FOVEA_DEVICE constexpr int first_key_of_unit(int unit) { return unit / 2 * 16 + unit % 2 * 4; }
 FOVEA_DEVICE constexpr int key_in_unit(int i) { return i / 4 * 8 + i % 4; }
 
-/// Values with their keys side by side: [unit of keys][column] chunks. A lane writes two neighbouring columns, and reads one; columns of
-/// every second eight are swapped in pairs, so that lanes that write every second chunk reach all banks.
+/// Values with their keys side by side: [unit of keys][column] chunks. A lane writes two neighbouring columns, and
+/// reads one; columns of every second eight are swapped in pairs, so that lanes that write every second chunk reach
+/// all banks.
 template <int num_keys, int num_columns>
 struct ValueTile {
   static constexpr int kUnits = num_keys / kUnitKeys;
