@@ -121,6 +121,9 @@ struct Sm90ShortSpec : ForwardSpec {
   // Dense, and a product of each kind does a tile: CTAs take one tile after the other, and ask for what the next one
   // needs as soon as there is room for it.
   bool is_persistent = false;
+  // One CTA has all rows, under a mask: its groups begin with the last row tiles. They see most keys, so the steps that
+  // are left when the last bytes have come are few.
+  bool takes_last_first = false;
 
   bool operator==(const Sm90ShortSpec&) const = default;
 };

@@ -106,8 +106,9 @@ struct Compute {
 
   /// These queries are multiplied, and O, which lay in their place, is stored: the buffer goes to those that follow.
   FOVEA_DEVICE_MEMBER void refill(int row_tile) {
-    const int next = cta.row_tile_of_round(row_tile / T::kGroups + spec.q_stages);
-    if (next >= T::kRowTiles || !cta.has_rows(next)) return;
+    const int place = cta.place_of_round(cta.place_of(row_tile) / T::kGroups + spec.q_stages);
+    const int next = cta.row_tile_at(place);
+    if (place >= T::kRowTiles || !cta.has_rows(next)) return;
     ptx::fence_proxy_async_shared_cta();
     cta.release(cta.q_empty(row_tile));
     if (cta.warp % kWarpsOfGroup != 0) return;

@@ -92,15 +92,23 @@ struct Cta : RoleWarp {
   const Work work;
 
   /// Of a group, one of each round; the groups take turns at who is first, since later rows see more of a causal mask.
-  FOVEA_DEVICE_MEMBER int row_tile_of_round(int round) const {
+  FOVEA_DEVICE_MEMBER int place_of_round(int round) const {
     return round * T::kGroups + (round % 2 == 0 ? group() : T::kGroups - 1 - group());
+  }
+  /// Row tiles by the order in which they are multiplied, and their places in it.
+  FOVEA_DEVICE_MEMBER static constexpr int row_tile_at(int place) {
+    return spec.takes_last_first ? T::kRowTiles - 1 - place : place;
+  }
+  FOVEA_DEVICE_MEMBER static constexpr int place_of(int row_tile) { return row_tile_at(row_tile); }
+  FOVEA_DEVICE_MEMBER int row_tile_of_round(int round) const {
+    return row_tile_at(place_of_round(round));
   }
   /// Where a group has fewer buffers than rounds it fills them again.
   FOVEA_DEVICE_MEMBER static int buffer_of(int row_tile) {
     if constexpr (!T::kRefills) return row_tile;
-    const int round = row_tile / T::kGroups;
-    const int place = row_tile % T::kGroups;
-    const int group = round % 2 == 0 ? place : T::kGroups - 1 - place;
+    const int round = place_of(row_tile) / T::kGroups;
+    const int turn = place_of(row_tile) % T::kGroups;
+    const int group = round % 2 == 0 ? turn : T::kGroups - 1 - turn;
     return round % spec.q_stages * T::kGroups + group;
   }
   FOVEA_DEVICE_MEMBER SharedAddress q_at(int row_tile) const {
@@ -202,8 +210,9 @@ class Steps {
   FOVEA_DEVICE_MEMBER bool next(Step& step) {
     const bool is_first = tiles_.visible == 0;
     if (is_first) {
-      row_tile_ = cta_.row_tile_of_round(round_++);
-      if (row_tile_ >= T::kRowTiles || !cta_.has_rows(row_tile_)) return false;
+      const int place = cta_.place_of_round(round_++);
+      row_tile_ = cta_.row_tile_at(place);
+      if (place >= T::kRowTiles || !cta_.has_rows(row_tile_)) return false;
       tiles_ = visible_tiles<Mods>(cta_, span_of<row_tile_spec<spec>()>(cta_.work_of(row_tile_)));
       if (tiles_.visible == 0) tiles_ = {0, tiles_to_load<Mods>(cta_), 0};
     }

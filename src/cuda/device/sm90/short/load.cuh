@@ -39,11 +39,12 @@ FOVEA_DEVICE void copy_queries(const Cta<spec>& cta, int row_tile) {
                           ptx::CachePolicy::evict_first);
 }
 
-/// Row tiles [begin, end).
+/// Row tiles at places [begin, end).
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void copy_queries(const Cta<spec>& cta, int begin, int end) {
 #pragma unroll 1
-  for (int i = begin; i < end && cta.has_rows(i); ++i) copy_queries(cta, i);
+  for (int i = begin; i < end && cta.has_rows(cta.row_tile_at(i)); ++i)
+    copy_queries(cta, cta.row_tile_at(i));
 }
 
 /// CTAs of the same keys run side by side.
