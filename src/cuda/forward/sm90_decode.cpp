@@ -17,9 +17,8 @@ constexpr std::int64_t kMostRows = 16;
 /// Beyond, sums, queries and scores of a warp have no registers.
 constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
-/// Of codes without programs, which take registers: what a warp does once for a slice is less of it.
-/// docs/kernels/decode_coded_sm90.md.
-constexpr std::int32_t kKeysOfPlainCodes = 32;
+/// Of codes: as many bytes, and what a warp does once for a slice is less of it. docs/kernels/decode_coded_sm90.md.
+constexpr std::int32_t kKeysOfCodedSlice = 32;
 constexpr std::int32_t kReaders = 8;  // warps that compute: two for each scheduler
 /// Slices that one request brings: 16 KB at head_dim 128, twice. Measured on an H200: docs/kernels/decode_sm90.md.
 constexpr std::int32_t kSlicesOfBox = 4;
@@ -68,16 +67,13 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.k_codes = codes_of(f.problem.k.dtype);
   spec.v_codes = codes_of(f.problem.v.dtype);
   spec.tile_q = kMostRows;
-  const bool is_plain = !has_mask(f) && f.problem.score.is_identity();
-  spec.tile_kv = spec.has_codes() && is_plain ? kKeysOfPlainCodes : kKeysOfSlice;
+  spec.tile_kv = spec.has_codes() ? kKeysOfCodedSlice : kKeysOfSlice;
   spec.ctas_per_sm = 1;
   spec.heads_per_tile = packed_heads(f, kMostRows);
   spec.is_split = true;
   spec.most_splits = most_splits(f);
   spec.has_groups = spec.most_splits < kMostSplits;
   spec.slices_of_box = f.is_paged ? 1 : kSlicesOfBox;
-  // As many bytes of a box.
-  if (spec.has_codes()) spec.slices_of_box *= 2 * kKeysOfSlice / spec.tile_kv;
   return spec;
 }
 
