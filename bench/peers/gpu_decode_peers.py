@@ -3,7 +3,7 @@
 
 usage: gpu_decode_peers.py --library libfovea.so [--before libother.so] [--match REGEX] [--seconds 300] [--rounds 9] [--json FILE]
 
-8 key heads of head_dim 128, bf16, 1 to 128 sequences of 1,024 to 131,072 keys; 8, 16 and 64 rows of a key head (1, 2 and 8 queries of a group of 8 heads) and 1 row
+8 key heads of head_dim 128, bf16, 1 to 128 sequences of 1,024 to 131,072 keys; 8, 16, 32 and 64 rows of a key head (1, 2, 4 and 8 queries of a group of 8 heads) and 1 row
 (of one head); contiguous and in shuffled pages of 16; and, over pages, one long sequence among short ones beside as many of equal length. Contenders are Fovea through the C ABI and FlashAttention-3's
 flash_attn_with_kvcache where the wheel fa3-fwd has it, with the scheduler's metadata made before, as serving engines do. Clocks, flushes and rounds
 are gpu_peers.py's. Outputs are compared with a formula in f32 first; a case in which any contender is wrong has no row. Ratios are of one row.
@@ -29,7 +29,7 @@ except ImportError:
     fa3_decode = None
 
 BATCHES, KEYS = (1, 8, 32, 128), (1024, 4096, 8192, 32768, 131072)
-ROWS, PAGE_SIZES = (8, 16, 64, 1), (0, 16)
+ROWS, PAGE_SIZES = (8, 16, 32, 64, 1), (0, 16)
 HEADS_KV, HEAD_DIM = 8, 128
 MOST_BYTES = 8 << 30  # of keys and values
 RAGGED = {"one of 131,072 keys among 127 of 1,024": [131072] + [1024] * 127, "128 of 2,040, as many keys": [2040] * 128}

@@ -1,6 +1,7 @@
 #include "kernels/choice_cases.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 #include <string_view>
 
@@ -105,6 +106,23 @@ cuda::DeviceTraits small_hopper() {
   return device;
 }
 
+namespace {
+
+/// Who folds splits, whatever the device: bits are the same.
+cuda::Sm90DecodeSpec decode_of_label(const std::string& label, cuda::Sm90DecodeSpec spec,
+                                     const ForwardProblem& problem,
+                                     const cuda::DeviceTraits& device) {
+  const auto has = [&label](std::string_view word) { return label.find(word) != label.npos; };
+  spec.takes_groups = spec.has_groups && has("groups");
+  const auto splits = static_cast<std::uint32_t>(max_splits(spec, problem));
+  spec.ctas_of_cluster = has("cluster") ? static_cast<std::int32_t>(std::bit_ceil(splits)) : 1;
+  const int step = std::max(sm90_decode_parts(spec) / spec.slices_of_box, cuda::kDecodeLoaders);
+  while (sm90_decode_layout(spec).bytes > device.shared_bytes_per_cta) spec.stages -= step;
+  return spec;
+}
+
+}  // namespace
+
 cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& problem,
                           const cuda::DeviceTraits& device) {
   // On Hopper most cases are short; those that do not say so are of the kernels for long ones.
@@ -116,13 +134,12 @@ cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& proble
     plan = label.starts_with("short_") ? plan_without({kHopperShort}, problem, device)
                                        : plan_without({kHopperShort, kShort}, problem, device);
   }
+  // Of more than 16 rows too, whose kernel is the one for long problems where heads are wide.
+  if (label.starts_with("hopper_") && plan.candidate == cuda::Sm90Decode::kName)
+    plan = plan_without({cuda::Sm90Decode::kName}, problem, device);
   if (const auto* decode = plan.spec.get_if<cuda::Sm90DecodeSpec>()) {
     cuda::Choice choice{&cuda::candidate_named(plan.candidate), plan.spec};
-    cuda::Sm90DecodeSpec spec = *decode;
-    spec.takes_groups =
-        spec.has_groups &&
-        label.find("groups") != label.npos;  // whatever the device: bits are the same
-    choice.spec = spec;
+    choice.spec = decode_of_label(label, *decode, problem, device);
     plan = plan_choice(problem, device, choice);
   }
   if (!label.starts_with("choice_")) return plan;

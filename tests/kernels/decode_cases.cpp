@@ -1,8 +1,10 @@
 // Problems of sm90/decode: see forward_cases.hpp.
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "cuda/forward/choices.hpp"
@@ -12,6 +14,22 @@
 #include "support/features.hpp"
 
 namespace fovea::testing {
+
+namespace {
+
+/// Of more rows than a warp has: problems that sm90/attention_forward has too.
+constexpr std::array kManyRows = {"rows_20_dropout", "rows_24_infinite", "rows_32_small_values"};
+
+/// Its label from the kernel's name on.
+std::string_view case_of_hopper(std::string_view label) {
+  return label.substr(label.find('_') + 1);
+}
+
+bool is_one_of(const auto& labels, std::string_view label) {
+  return std::ranges::find(labels, label) != labels.end();
+}
+
+}  // namespace
 
 std::vector<Case> decode_cases() {
   // Three splits of 256 keys, the last one cut in its second slice. Two heads of two queries are rows of one CTA.
@@ -88,6 +106,12 @@ std::vector<Case> decode_cases() {
   extreme.num_heads_q = 2;
   cases.push_back(with_extreme_scores(std::move(extreme)));
   std::ranges::move(decode_choice_cases(), std::back_inserter(cases));
+  for (Case& many : hopper_few_rows_cases()) {
+    const std::string label(case_of_hopper(many.label));
+    if (!is_one_of(kManyRows, label)) continue;
+    many.label = "few_" + label;
+    cases.push_back(std::move(many));
+  }
   // Two groups: four splits of 512 keys, and two, the last one cut. 16 rows, two of each computing warp.
   Case groups = with("groups");
   groups.batch = 1;
@@ -107,15 +131,17 @@ std::vector<Case> decode_cases() {
   Case extreme_groups = groups;
   extreme_groups.label = "few_rows_groups_extreme";
   extreme_groups.num_heads_q = 3;
-  for (Case* each : {&groups, &infinite, &extreme_groups}) {
-    Case splits = *each;
-    splits.label.replace(splits.label.find("groups"), 6, "splits");
-    const auto add = [&](Case problem) {
+  Case many_rows = groups;
+  many_rows.label = "few_rows_groups_of_32";
+  many_rows.num_heads_q = 12;
+  for (Case* each : {&groups, &many_rows, &infinite, &extreme_groups}) {
+    // Who folds splits: a CTA that takes several, the combine kernel, a cluster.
+    for (const char* who : {"groups", "splits", "cluster"}) {
+      Case problem = *each;
+      problem.label.replace(problem.label.find("groups"), 6, who);
       cases.push_back(each == &extreme_groups ? with_extreme_scores(std::move(problem))
                                               : std::move(problem));
-    };
-    add(*each);
-    add(std::move(splits));
+    }
   }
   return cases;
 }
@@ -190,6 +216,7 @@ std::vector<NamedCacheCase> decode_cache_cases() {
   groups.seqlens = {511, 513, 2048, 2049, 0};
   std::vector<NamedCacheCase> cases = {
       {"decode_groups", groups},         {"decode_splits", groups},
+      {"decode_cluster", groups},        {"decode_cluster_packed", packed_slots},
       {"decode_packed", packed},         {"decode_packed_slots", packed_slots},
       {"decode_listed_pages", listed},   {"decode_pages_of_16", base},
       {"decode_pages_of_24", odd_pages}, {"decode_pages_of_8", small_pages},

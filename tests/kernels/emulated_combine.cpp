@@ -21,12 +21,12 @@ template <Element element>
 inline constexpr CombineSpec kPackedSpec{
     .out_element = element, .is_chained = true, .has_packed_q = true};
 
-template <CombineSpec base, int most_splits, bool has_groups = false, bool are_folded = false>
+template <CombineSpec base, int most_splits, bool has_groups = false, bool takes_groups = false>
 inline constexpr CombineSpec kWithSplits = [] {
   CombineSpec spec = base;
   spec.most_splits = most_splits;
   spec.has_groups = has_groups;
-  spec.are_folded = are_folded;
+  spec.takes_groups = takes_groups;
   return spec;
 }();
 
@@ -35,7 +35,7 @@ CombineFunction combine_of_splits(const CombineSpec& wanted) {
   CombineFunction found = nullptr;
   const auto offer = [&]<CombineSpec spec>() {
     if (wanted.most_splits == spec.most_splits && wanted.has_groups == spec.has_groups &&
-        wanted.are_folded == spec.are_folded)
+        wanted.takes_groups == spec.takes_groups)
       found = run_combine<spec, kAtOnce>;
   };
   offer.template operator()<kWithSplits<base, 8>>();

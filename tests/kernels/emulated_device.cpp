@@ -36,7 +36,7 @@ void Emulation::launch(cuda::Grid grid, std::uint32_t threads, std::size_t share
   const emulator::LaunchConfig config{
       .grid = {static_cast<std::int32_t>(grid.x), static_cast<std::int32_t>(grid.y), 1},
       .block = {static_cast<std::int32_t>(threads), 1, 1},
-      .cluster = {},
+      .cluster = {ctas_of_cluster, 1, 1},
       .shared_bytes = static_cast<std::uint32_t>(shared_bytes),
       .warp_lanes = warp_lanes,
       .registers_per_thread = registers_per_thread(ctas_per_sm, threads),

@@ -32,6 +32,7 @@ struct Emulation {
   int ctas_at_once = 1;
   int ctas_per_sm = 1;          // that share its registers
   bool is_dependent = false;    // launches start beside those before them
+  int ctas_of_cluster = 1;      // of launches
   int compute_capability = 0;   // of the GPU, as LaunchConfig has it
   int gfx = 0;                  // likewise of AMD's
   std::int64_t num_redone = 0;  // row tiles that Hopper's kernel computed again

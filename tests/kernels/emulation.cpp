@@ -101,9 +101,12 @@ void run_splits(const Run& run, Function (*named)(std::string_view), Emulation& 
       Kernel::prepare(run.problem, plan, run.args, run.cache, workspace, encode_for_emulator);
   build_tables(plan, call.common, emulation);
   call.params.common.captures = call.common.params.captures;
+  if (const auto* decode = plan.spec.get_if<cuda::Sm90DecodeSpec>())
+    emulation.ctas_of_cluster = decode->ctas_of_cluster;
   emulation.launch({.x = call.num_ctas}, call.common.num_threads, plan.shared_bytes,
                    [&] { named(run.label)(call.params); });
-  join_splits(run, plan, call.common, emulation);
+  emulation.ctas_of_cluster = 1;
+  if (has_combine(plan)) join_splits(run, plan, call.common, emulation);
   clear_rows(call.common, emulation);
   emulation.expect_launched(call.launches(plan));
 }

@@ -60,11 +60,11 @@ void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::Forw
   };
   emulation.is_dependent = cuda::candidate_named(plan.candidate).is_chained;
   const auto join = [&](const cuda::CombineForm& form) {
-    const std::int64_t ctas = (call.combine_params.num_rows + form.num_warps - 1) / form.num_warps;
-    emulation.launch(
-        {.x = static_cast<std::uint32_t>(ctas)},
-        static_cast<std::uint32_t>(form.num_warps * run.device.warp_lanes), 0,
-        [&] { cuda::combine_of(combine_spec(plan), form.splits_at_once)(call.combine_params); });
+    const cuda::KernelLaunch launch =
+        cuda::combine_launch(call.combine_params, form, emulation.is_dependent, run.device);
+    emulation.launch({.x = launch.grid.x}, launch.num_threads, 0, [&] {
+      cuda::combine_of(combine_spec(plan), form.splits_at_once)(call.combine_params);
+    });
     return outputs_now();
   };
   const auto before = outputs_now();

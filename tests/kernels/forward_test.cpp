@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <map>
 #include <numbers>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "kernels/each_landing.hpp"
 #include "kernels/emulation.hpp"
@@ -434,25 +437,50 @@ TEST_P(EmulatedDecodeCaches, EqualTheOracle) {
   });
 }
 
-/// Whoever folds the splits of a group.
+/// What CTAs of so many take of sequences that are all as long, with a row tile of each kv head.
+cuda::Unit unit_on(int num_ctas, const Case& problem) {
+  const auto pairs = static_cast<float>(problem.batch * problem.num_heads_kv);
+  const auto keys = static_cast<int>(problem.seqlen_kv);
+  const float share = pairs * static_cast<float>(keys) / static_cast<float>(num_ctas);
+  return cuda::unit_of(keys, /*most_splits=*/16, {.keys = share, .is_even = true});
+}
+
+/// Whoever folds the splits of a group, and groups: on few SMs a CTA has all of a sequence, on many a split.
 TEST(DecodedGroups, HaveTheBitsOfSplits) {
   const std::vector<Case> cases = decode_cases();
-  int num_compared = 0;
+  std::map<std::string, std::set<cuda::Unit>> units;
   for (const Case& groups : cases) {
     const std::size_t word = groups.label.find("groups");
     if (word == std::string::npos) continue;
-    SCOPED_TRACE(groups.label);
     std::string label = groups.label;
     const Case& splits = *std::ranges::find(cases, label.replace(word, 6, "splits"), &Case::label);
-    CaseMemory by_groups(groups), by_splits(splits);
-    Emulation one, other;
-    run_args(run_decode, groups.label, by_groups.args(), small_hopper(), one);
-    run_args(run_decode, splits.label, by_splits.args(), small_hopper(), other);
-    EXPECT_EQ(bits_of(by_groups.args().out), bits_of(by_splits.args().out));
-    EXPECT_EQ(bits_of(by_groups.args().lse), bits_of(by_splits.args().lse));
-    ++num_compared;
+    const Case& cluster =
+        *std::ranges::find(cases, label.replace(word, 6, "cluster"), &Case::label);
+    CaseMemory by_splits(splits), by_cluster(cluster);
+    Emulation of_splits, of_cluster;
+    run_args(run_decode, splits.label, by_splits.args(), small_hopper(), of_splits);
+    run_args(run_decode, cluster.label, by_cluster.args(), small_hopper(), of_cluster);
+    EXPECT_EQ(bits_of(by_cluster.args().out), bits_of(by_splits.args().out)) << cluster.label;
+    EXPECT_EQ(bits_of(by_cluster.args().lse), bits_of(by_splits.args().lse)) << cluster.label;
+    for (const int num_sms : {1, 2, 6}) {
+      SCOPED_TRACE(groups.label + " on SMs: " + std::to_string(num_sms));
+      cuda::DeviceTraits device = small_hopper();
+      device.num_sms = num_sms;
+      CaseMemory by_groups(groups);
+      Emulation emulation;
+      run_args(run_decode, groups.label, by_groups.args(), device, emulation);
+      EXPECT_EQ(bits_of(by_groups.args().out), bits_of(by_splits.args().out));
+      EXPECT_EQ(bits_of(by_groups.args().lse), bits_of(by_splits.args().lse));
+      units[groups.label].insert(unit_on(num_sms, groups));
+    }
   }
-  EXPECT_EQ(num_compared, 3);
+  const std::set all = {cuda::Unit::split, cuda::Unit::group, cuda::Unit::sequence};
+  EXPECT_EQ(units["few_rows_groups"], all);
+  EXPECT_EQ(units["few_rows_groups_extreme"], all);
+  EXPECT_EQ(units["few_rows_groups_of_32"], all);
+  EXPECT_EQ(units["few_rows_groups_infinite_values"],
+            (std::set{cuda::Unit::split, cuda::Unit::sequence}));  // they have one group
+  EXPECT_EQ(units.size(), 4);
 }
 
 TEST(DecodedGroups, OfCodesHaveTheBitsOfSplits) {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cuda/kernel_unit.hpp"
 #include "cuda/spec_text.hpp"
 
@@ -15,7 +17,7 @@ struct SpecText<CombineSpec> {
       FOVEA_SPEC_MEMBER(CombineSpec, out_element), FOVEA_SPEC_MEMBER(CombineSpec, wants_row_max),
       FOVEA_SPEC_MEMBER(CombineSpec, is_chained),  FOVEA_SPEC_MEMBER(CombineSpec, has_packed_q),
       FOVEA_SPEC_MEMBER(CombineSpec, most_splits), FOVEA_SPEC_MEMBER(CombineSpec, has_groups),
-      FOVEA_SPEC_MEMBER(CombineSpec, are_folded)};
+      FOVEA_SPEC_MEMBER(CombineSpec, takes_groups)};
 };
 
 namespace {
@@ -33,8 +35,7 @@ const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits) 
 jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form,
                              const DeviceTraits& device) {
   // Folding takes registers: a CTA less has them.
-  const bool folds = spec.has_groups && !spec.are_folded;
-  const int ctas_per_sm = form.ctas_per_sm > 1 && folds ? form.ctas_per_sm - 1 : form.ctas_per_sm;
+  const int ctas_per_sm = spec.has_groups ? form.ctas_per_sm - 1 : form.ctas_per_sm;
   return {fmt::format("#include \"common/combine.cuh\"\n"
                       "namespace fovea::cuda {{\n{}}}\n"
                       "extern \"C\" __global__ void __launch_bounds__({}) {}("
@@ -50,6 +51,10 @@ KernelLaunch combine_launch(const CombineParams& params, const CombineForm& form
                             const DeviceTraits& device) {
   KernelLaunch launch = kernel_launch(form.role, params);
   launch.grid.x = static_cast<unsigned>((params.num_rows + form.num_warps - 1) / form.num_warps);
+  if (params.tiles_of_cta > 0) {
+    const int most = form.ctas_per_sm * device.num_sms;
+    launch.grid.x = std::min(launch.grid.x, static_cast<unsigned>(most));
+  }
   launch.num_threads = static_cast<unsigned>(form.num_warps * device.warp_lanes);
   launch.is_pdl = is_chained;
   return launch;

@@ -51,6 +51,8 @@ struct ForwardPlan::FewQueries {
 /// All that is compiled for a plan: its kernel first, then those around it.
 PlannedKernels planned_kernels(const ForwardPlan& plan);
 /// Of what joins splits, where the plan has any.
+/// Where it is split, but for kernels that fold their splits themselves.
+bool has_combine(const ForwardPlan& plan);
 CombineSpec combine_spec(const ForwardPlan& plan);
 
 /// What calls of this plan load besides, where their tensors start elsewhere than at multiples of 16 bytes; empty for

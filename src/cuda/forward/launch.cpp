@@ -191,7 +191,8 @@ class Filler {
          .seqlen_kv = p.seqlen_kv,
          .num_heads_q = p.num_heads_q,
          .head_dim_v = p.head_dim_v,
-         .num_rows = rows};
+         .num_rows = rows,
+         .num_sequences = p.num_sequences};
   }
 
   static void fill_clear(ForwardLaunch& launch, const ForwardProblem& f) {
@@ -264,6 +265,9 @@ void ForwardLaunch::add_combine(const ForwardPlan& plan, KernelLaunches& all) co
     all.add(combine_launch(combine_params, form, candidate_named(plan.candidate).is_chained,
                            plan.device));
   }
+}
+
+void ForwardLaunch::add_clear(KernelLaunches& all) const {
   if (!clears_rows) return;
   KernelLaunch clear = kernel_launch(KernelRole::clear_rows, clear_params);
   clear.grid.x = static_cast<unsigned>(clear_params.total_q);
@@ -276,6 +280,7 @@ KernelLaunches ForwardLaunch::launches(const ForwardPlan& plan) const {
   add_tables(all);
   all.add(main_launch(plan, params));
   add_combine(plan, all);
+  add_clear(all);
   return all;
 }
 

@@ -99,18 +99,25 @@ std::string include_of_products(const Candidate& candidate, const AnyForwardSpec
   return includes + fmt::format(kInclude, spec->element == Element::f16 ? "f16" : "bf16");
 }
 
+/// A launch need not say it then.
+std::string cluster_of(const AnyForwardSpec& spec) {
+  const auto* const decode = spec.get_if<Sm90DecodeSpec>();
+  if (decode == nullptr || !is_clustered(*decode)) return "";
+  return fmt::format("__cluster_dims__({}, 1, 1) ", decode->ctas_of_cluster);
+}
+
 jit::KernelText forward_text(const ForwardPlan& plan) {
   const Candidate& candidate = candidate_named(plan.candidate);
   const ForwardSpec& spec = *plan.spec;
   return {fmt::format("{}#include \"{}\"\n#include \"{}\"\n"
                       "namespace fovea::cuda {{\n{}\n{}}}\n"
-                      "extern \"C\" __global__ void __launch_bounds__({}) {}("
+                      "extern \"C\" __global__ void __launch_bounds__({}) {}{}("
                       "const __grid_constant__ fovea::cuda::{} p) {{\n"
                       "  fovea::cuda::{}<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
                       include_of_products(candidate, plan.spec), candidate.header,
                       plan.program->include, plan.program->mods, plan.spec.print(),
                       launch_bounds(spec.num_warps, std::max(1, spec.ctas_per_sm), plan.device),
-                      jit::kEntryName, candidate.params, candidate.entry),
+                      cluster_of(plan.spec), jit::kEntryName, candidate.params, candidate.entry),
           fmt::format("{} {}", candidate.name.substr(candidate.name.find('/') + 1),
                       plan.spec.describe())};
 }
@@ -135,6 +142,11 @@ jit::KernelText clear_rows_text() {
 
 }  // namespace
 
+bool has_combine(const ForwardPlan& plan) {
+  const auto* const decode = plan.spec.get_if<Sm90DecodeSpec>();
+  return plan.spec->is_split && (decode == nullptr || !is_clustered(*decode));
+}
+
 CombineSpec combine_spec(const ForwardPlan& plan) {
   const auto* const decode = plan.spec.get_if<Sm90DecodeSpec>();
   return {.out_element = plan.spec->out_element,
@@ -143,12 +155,12 @@ CombineSpec combine_spec(const ForwardPlan& plan) {
           .has_packed_q = plan.spec->has_packed_q,
           .most_splits = plan.spec->most_splits,
           .has_groups = decode != nullptr && decode->has_groups,
-          .are_folded = decode != nullptr && decode->takes_groups};
+          .takes_groups = decode != nullptr && decode->takes_groups};
 }
 
 PlannedKernels planned_kernels(const ForwardPlan& plan) {
   PlannedKernels kernels = {{KernelRole::main, forward_text(plan)}};
-  if (plan.spec->is_split) {
+  if (has_combine(plan)) {
     for (const CombineForm& form : {kDeepCombine, kWideCombine})
       kernels.push_back({form.role, combine_text(combine_spec(plan), form, plan.device)});
   }

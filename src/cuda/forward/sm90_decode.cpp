@@ -12,8 +12,11 @@
 namespace fovea::cuda {
 namespace {
 
-/// Of a CTA, an m of mma.sync. More are sm90/attention_forward's.
-constexpr std::int64_t kMostRows = 16;
+/// Of a CTA, 16 of a warp. Of more rows the products by mma.sync take longer than memory: of 32 in large batches alone,
+/// and over pages by more (an H200), of 64 twice the time. Blackwell's memory is faster; no such GPU has measured it.
+std::int64_t most_rows(const ForwardProblem& f, const DeviceTraits& device) {
+  return device.major == 9 && !f.is_paged ? 32 : 16;
+}
 /// Beyond, sums, queries and scores of a warp have no registers.
 constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
@@ -21,16 +24,19 @@ constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
 constexpr std::int32_t kKeysOfCodedSlice = 32;
 constexpr std::int32_t kReaders = 8;  // warps that compute: two for each scheduler
 /// Slices that one request brings: 16 KB at head_dim 128, twice. Measured on an H200: docs/kernels/decode_sm90.md.
-constexpr std::int32_t kSlicesOfBox = 4;
+/// Beside more rows shared memory has room for smaller boxes.
+constexpr std::int32_t kSlicesOfBox = 4, kSlicesBesideManyRows = 2;
 /// Splits of all kv heads of one sequence: as many as large machines have SMs.
 constexpr std::int64_t kSplitsOfHeads = 128;
 /// 1.5 % of the keys' bytes at 256 keys a split, which is as much as fewer splits cost batches in balance.
 constexpr std::int64_t kRowsOfSmallStates = 4;
-/// From so many sequences and kv heads on for each SM, a CTA takes whole groups of splits.
+/// From so many sequences and kv heads on for each SM a CTA may take all of a sequence.
 constexpr std::int64_t kTenthsOfPairsOfAnSm = 18;
-/// Keys of so many bytes leave L2 by its own order, where a CTA takes whole groups: it reads them faster. Fewer leave
-/// first, so that what was there before need not be written to memory.
-constexpr std::int64_t kBytesOfManyKeys = std::int64_t{200} << 20;
+/// Keys of so many bytes leave L2 by its own order, where a CTA may take whole groups: it reads them faster. Fewer
+/// leave first, so that what was there before need not be written to memory.
+constexpr std::int64_t kBytesOfManyKeys = std::int64_t{400} << 20;
+/// CTAs of a cluster: of two splits it is 1 us ahead of the combine kernel, of eight it is behind (an H200).
+constexpr std::int32_t kMostOfCluster = 2;
 /// Splits are counted in 32 bits.
 constexpr std::int64_t kMostSplitsOfAll = std::int64_t{1} << 30;
 /// The combine kernel's CTAs, two of them, are on the SM before this one's has ended.
@@ -42,21 +48,28 @@ Sm90DecodeSpec with_readers(Sm90DecodeSpec spec, std::int32_t readers, const Dev
   const int room = std::min(device.shared_bytes_per_cta,
                             device.shared_bytes_per_sm - kReservedSharedBytes - kLeftForCombine);
   spec.num_warps = readers + kDecodeLoaders;
-  const std::int32_t step = std::max(readers / spec.slices_of_box, kDecodeLoaders);
+  const std::int32_t step = std::max(sm90_decode_parts(spec) / spec.slices_of_box, kDecodeLoaders);
   spec.stages = step;
   while (sm90_decode_layout(spec).bytes <= room) spec.stages += step;
   spec.stages -= step;
   return spec;
 }
 
+/// Of a CTA: blocks of warps' rows, as many as divide the warps.
+std::int32_t rows_of_tile(std::int64_t rows) {
+  const auto blocks = static_cast<std::uint64_t>((rows + kDecodeRows - 1) / kDecodeRows);
+  return kDecodeRows * static_cast<std::int32_t>(std::bit_ceil(blocks));
+}
+
 /// Where partial states are bytes that count, no more splits than fill the machine with one sequence: longer ones are
 /// joined and stored less often. Not by the batch, nor by the machine: bits follow from how keys are split.
 std::int32_t most_splits(const ForwardProblem& f) {
-  if (f.group * f.seqlen_q <= kRowsOfSmallStates) return kMostSplits;
+  const std::int64_t rows = f.group * f.seqlen_q;
+  if (rows <= kRowsOfSmallStates) return kMostSplits;
   const auto of_a_head =
       static_cast<std::uint64_t>(kSplitsOfHeads / std::max<std::int64_t>(1, f.num_heads_kv));
   return std::clamp(static_cast<std::int32_t>(std::bit_floor(of_a_head)), kMostSplits / 4,
-                    kMostSplits);
+                    kMostSplits * kDecodeRows / rows_of_tile(rows));
 }
 
 Sm90DecodeSpec without_readers(const ForwardProblem& f) {
@@ -66,14 +79,16 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
   spec.k_codes = codes_of(f.problem.k.dtype);
   spec.v_codes = codes_of(f.problem.v.dtype);
-  spec.tile_q = kMostRows;
+  spec.tile_q = rows_of_tile(f.group * f.seqlen_q);
   spec.tile_kv = spec.has_codes() ? kKeysOfCodedSlice : kKeysOfSlice;
   spec.ctas_per_sm = 1;
-  spec.heads_per_tile = packed_heads(f, kMostRows);
+  spec.heads_per_tile = packed_heads(f, spec.tile_q);
   spec.is_split = true;
   spec.most_splits = most_splits(f);
   spec.has_groups = spec.most_splits < kMostSplits;
-  spec.slices_of_box = f.is_paged ? 1 : kSlicesOfBox;
+  spec.slices_of_box = f.is_paged                  ? 1
+                       : spec.tile_q > kDecodeRows ? kSlicesBesideManyRows
+                                                   : kSlicesOfBox;
   return spec;
 }
 
@@ -83,10 +98,34 @@ std::int64_t bytes_of_keys(const ForwardProblem& f) {
   return f.num_sequences * f.seqlen_kv * f.num_heads_kv * (f.head_dim_qk + f.head_dim_v) * bytes;
 }
 
-/// Are there so many sequences and kv heads that the machine is full without a split of any? Bits are the same.
+std::int64_t num_pairs(const Sm90DecodeSpec& spec, const ForwardProblem& f) {
+  return f.num_sequences * f.num_heads_q / spec.heads_per_tile;
+}
+
+/// Could the machine be full without a split of any sequence, or without one of any group of so many keys that partial
+/// states cost more than the code that leaves them out? How long sequences are is seen on the device. Bits are the
+/// same.
 bool takes_groups(const Sm90DecodeSpec& spec, const ForwardProblem& f, const DeviceTraits& device) {
-  const std::int64_t pairs = f.num_sequences * f.num_heads_q / spec.heads_per_tile;
-  return spec.has_groups && 10 * pairs >= kTenthsOfPairsOfAnSm * device.num_sms;
+  const std::int64_t pairs = num_pairs(spec, f);
+  const auto longest = static_cast<std::int32_t>(f.seqlen_kv);
+  const bool fills_by_groups =
+      bytes_of_keys(f) >= kBytesOfManyKeys &&
+      16 * pairs * num_groups(longest, spec.most_splits) >= 15 * device.num_sms;
+  return spec.has_groups &&
+         (10 * pairs >= kTenthsOfPairsOfAnSm * device.num_sms || fills_by_groups);
+}
+
+/// Of a sequence's splits, as many as there may be, if all clusters are on the machine at once; else 1. Clusters take
+/// an SM each of one part of the machine, which leaves some over.
+std::int32_t ctas_of_cluster(const Sm90DecodeSpec& spec, const ForwardProblem& f,
+                             const DeviceTraits& device) {
+  const auto splits = static_cast<std::uint32_t>(max_splits(spec, f));
+  const auto ctas = static_cast<std::int32_t>(std::bit_ceil(splits));
+  const bool is_small =
+      ctas <= kMostOfCluster && 4 * num_pairs(spec, f) * ctas <= 3 * device.num_sms;
+  // Codes have none: their queries are asked for a split ahead, and a CTA of a cluster has one.
+  const bool may_be = spec.has_groups && !spec.takes_groups && !spec.has_codes();
+  return may_be && device.major == 9 && is_small ? ctas : 1;
 }
 
 }  // namespace
@@ -101,9 +140,9 @@ std::optional<Refusal> refuses_stream(const ForwardProblem& f, const DeviceTrait
   if (f.is_varlen && !f.is_cached)
     return Refusal{"sequences are packed; this kernel splits dense tensors and caches"};
   if (f.total_q > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 packed rows"};
-  if (f.group * f.seqlen_q > kMostRows) {
+  if (f.group * f.seqlen_q > most_rows(f, device)) {
     return Refusal{fmt::format("{} rows share a kv head; expected at most {}", f.group * f.seqlen_q,
-                               kMostRows)};
+                               most_rows(f, device))};
   }
   if (f.seqlen_kv <= kFewestKeysPerSplit) {
     return Refusal{fmt::format("{} keys are one split; expected more than {}", f.seqlen_kv,
@@ -132,6 +171,7 @@ std::optional<Refusal> Sm90Decode::refuses(const ForwardProblem& f, const Device
 Sm90DecodeSpec Sm90Decode::choose(const ForwardProblem& f, const DeviceTraits& device) {
   Sm90DecodeSpec spec = without_readers(f);
   spec.takes_groups = takes_groups(spec, f, device);
+  spec.ctas_of_cluster = ctas_of_cluster(spec, f, device);
   return with_readers(spec, kReaders, device);
 }
 
@@ -143,7 +183,8 @@ std::vector<Sm90DecodeSpec> Sm90Decode::alternatives(const ForwardProblem& f,
     if (takes_groups && !spec.has_groups) break;
     spec.takes_groups = takes_groups;
     for (const std::int32_t readers : {kReaders / 2, kReaders})
-      specs.push_back(with_readers(spec, readers, device));
+      if (spec.tile_q == kDecodeRows || readers == kReaders)
+        specs.push_back(with_readers(spec, readers, device));
   }
   return specs;
 }
@@ -196,6 +237,12 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   const int num_sms = usable_sms(problem, plan.device);
   const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
   launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, num_sms));
+  if (is_clustered(spec)) launch.num_ctas = launch.common.grid.x * spec.ctas_of_cluster;
+  if (spec.takes_groups) {
+    const std::int64_t tiles = problem.num_heads_q / spec.heads_per_tile;
+    launch.params.tiles_of_cta = launch.common.combine_params.tiles_of_cta =
+        static_cast<float>(tiles) / static_cast<float>(launch.num_ctas);
+  }
   return launch;
 }
 
@@ -206,7 +253,8 @@ KernelLaunches DecodeLaunch::launches(const ForwardPlan& plan) const {
   KernelLaunch main = common.main_launch(plan, params);
   main.grid = {.x = num_ctas};
   all.add(main);
-  common.add_combine(plan, all);
+  if (!is_clustered(plan.spec.as<Sm90DecodeSpec>())) common.add_combine(plan, all);
+  common.add_clear(all);
   return all;
 }
 

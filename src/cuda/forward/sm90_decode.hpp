@@ -25,6 +25,7 @@ struct SpecText<Sm90DecodeSpec> {
   static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90DecodeSpec, slices_of_box),
                                        FOVEA_SPEC_MEMBER(Sm90DecodeSpec, has_groups),
                                        FOVEA_SPEC_MEMBER(Sm90DecodeSpec, takes_groups),
+                                       FOVEA_SPEC_MEMBER(Sm90DecodeSpec, ctas_of_cluster),
                                        FOVEA_SPEC_MEMBER(Sm90DecodeSpec, k_codes),
                                        FOVEA_SPEC_MEMBER(Sm90DecodeSpec, v_codes)};
 };
@@ -35,7 +36,8 @@ struct DecodeLaunch {
   ForwardLaunch common{};  // range tables, and the combine kernel
   std::uint32_t num_ctas = 0;
 
-  /// Range tables, the kernel, the combine kernel, which starts while the one before ends.
+  /// Range tables, the kernel, the combine kernel, which starts while the one before ends; none where clusters fold all
+  /// splits.
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
 

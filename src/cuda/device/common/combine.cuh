@@ -4,8 +4,8 @@
 //
 // A warp for each row, four columns of a lane. Its splits go to four sums in turn, which are added up in their order:
 // the same bits in every run, however many splits are asked for at once. No shared memory, no barrier.
-// Where splits come in groups (shared/split.h), those of a group are folded first, then groups are joined; or they come
-// folded.
+// Where splits come in groups (shared/split.h), those of a group are folded, and groups likewise, in their order, as a
+// CTA does that has them all; or they come folded, or nothing is left to do, which a warp sees of several rows.
 //
 // Bound: memory, splits * head_dim_v * 4 bytes a row, which the L2 cache still holds: one wait of some 600 clocks for
 // lse and the first sums together, then one for each kAtOnce splits more. Where rows are few, nothing but these waits
@@ -14,8 +14,10 @@
 #pragma once
 
 #include "common/fold_splits.cuh"
+#include "common/key_share.cuh"
 #include "common/online_softmax.cuh"
 #include "common/sequence.cuh"
+#include "common/store_columns.cuh"
 #include "common/warp_reduce.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/math.cuh"
@@ -50,17 +52,18 @@ struct CombinedRow {
   std::int32_t batch, q_head, q_idx;
   std::int64_t row;            // of partial states
   std::int64_t queries_begin;  // packed: rows of out before the sequence's
-  int count;                   // of partial states; 0: there is no such row
-  int group_size;              // so many are folded
+  int count;                   // of splits; 0: there is no such row, or it has been written
+  bool are_groups;             // the last split of each has its state
 
   /// Pages may be listed whatever the kernel was compiled for: it is asked once.
   static constexpr CacheKind kCombinedCache{true, spec.has_packed_q};
 
-  FOVEA_DEVICE_MEMBER void find(const CombineParams& p, std::int64_t number) {
+  FOVEA_DEVICE_MEMBER void find(const CombineParams& p, std::int64_t number,
+                                const KeyShare& share) {
     row = number;
     batch = static_cast<std::int32_t>(row / p.seqlen_q / p.num_heads_q);
     // Keys of the sequence, as those had it who wrote its partial states.
-    count = row < p.num_rows ? num_states(cached_rows<kCombinedCache>(p, batch).count) : 0;
+    count = row < p.num_rows ? num_left(share, cached_rows<kCombinedCache>(p, batch).count) : 0;
     q_idx = static_cast<std::int32_t>(row % p.seqlen_q);
     q_head = static_cast<std::int32_t>(row / p.seqlen_q % p.num_heads_q);
     if constexpr (spec.has_packed_q) {
@@ -71,9 +74,14 @@ struct CombinedRow {
     }
   }
 
-  FOVEA_DEVICE_MEMBER int num_states(std::int32_t seqlen_kv) {
-    if constexpr (spec.are_folded) return num_groups(seqlen_kv, spec.most_splits);
-    if constexpr (spec.has_groups) group_size = splits_of_group(seqlen_kv, spec.most_splits);
+  /// Of a sequence that was taken whole there is none left.
+  FOVEA_DEVICE_MEMBER int num_left(const KeyShare& share, std::int32_t seqlen_kv) {
+    are_groups = false;
+    if constexpr (spec.takes_groups) {
+      const Unit unit = unit_of(seqlen_kv, spec.most_splits, share);
+      are_groups = unit == Unit::group;
+      if (unit == Unit::sequence) return 0;
+    }
     return num_splits(seqlen_kv, spec.most_splits);
   }
 
@@ -94,32 +102,7 @@ struct CombinedRow {
   FOVEA_DEVICE_MEMBER void store(const CombineParams& p, int col, const ptx::F32x4& values) const {
     const std::int64_t at = batch * p.out.batch_stride + out_row() * p.out.row_stride +
                             q_head * p.out.head_stride + col * p.out.col_stride;
-    if constexpr (spec.out_element == Element::f32) {
-      auto* const to = static_cast<float*>(const_cast<void*>(p.out.data)) + at;
-      const float columns[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        if (col + i < p.head_dim_v) ptx::st_global(to + i * p.out.col_stride, columns[i]);
-    } else {
-      store_halves(p, col, at, values);
-    }
-  }
-
-  FOVEA_DEVICE_MEMBER void store_halves(const CombineParams& p, int col, std::int64_t at,
-                                        const ptx::F32x4& values) const {
-    auto* const to = static_cast<std::uint16_t*>(const_cast<void*>(p.out.data)) + at;
-    const std::uint32_t lo = pack(values.x, values.y), hi = pack(values.z, values.w);
-    const bool is_whole = col + 4 <= p.head_dim_v && p.out.col_stride == 1;
-    if (is_whole && reinterpret_cast<std::uint64_t>(to) % 8 == 0) {
-      ptx::st_global(reinterpret_cast<ptx::U32x2*>(to), ptx::U32x2{lo, hi});
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (col + i >= p.head_dim_v) return;
-      ptx::st_global(to + i * p.out.col_stride,
-                     static_cast<std::uint16_t>((i < 2 ? lo : hi) >> (i % 2 * 16)));
-    }
+    store_columns<spec.out_element>(p.out, at, p.head_dim_v - col, values);
   }
 
   /// parts: what is beside lses.
@@ -141,13 +124,8 @@ struct CombinedRow {
     if constexpr (spec.wants_row_max) {
       ptx::st_global(p.row_max + batch * p.row_max_batch_stride + q_head * p.row_max_head_stride +
                          out_row() * p.row_max_row_stride,
-                     is_nan(greatest) ? greatest : finish_row_max(greatest, sum, 1.0F));
+                     finished_max(greatest, sum));
     }
-  }
-
- private:
-  FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
-    return spec.out_element == Element::bf16 ? ptx::cvt_bf16x2(lo, hi) : ptx::cvt_f16x2(lo, hi);
   }
 };
 
@@ -156,7 +134,8 @@ template <CombineSpec spec, int kAtOnce>
 struct Combine {
   static_assert(kAtOnce % kCombineSums == 0, "which sum a split goes to does not depend on it");
   static_assert(ptx::kWarpLanes % kAtOnce == 0, "their weights are all low or all high");
-  static constexpr bool kFolds = spec.has_groups && !spec.are_folded;
+  static constexpr bool kFolds = spec.has_groups;
+  static constexpr int kMostGroups = spec.most_splits / kSplitsOfGroup;
   static_assert(!kFolds || (kAtOnce % kSplitsOfGroup == 0 && spec.most_splits <= ptx::kWarpLanes),
                 "a lane has one split, and groups are whole");
 
@@ -177,13 +156,15 @@ struct Combine {
 
   /// Of one row, whose partial states are there.
   FOVEA_DEVICE_MEMBER void run() {
-    lse_ = load_splits(p.partial_lse + row.row * p.max_splits, row.count, -infinity());
+    lse_ = load_of_row(p.partial_lse, -infinity());
     // All lanes, with columns or without: each knows the weights of two splits.
     for (int first = 0; first < p.partial_width; first += kCombineCols) {
       const int col = first + 4 * ptx::lane_idx();
       const ptx::F32x4 sum = join(col, first == 0);
       if (col < p.head_dim_v)
-        row.store(p, col, {scaled(sum.x), scaled(sum.y), scaled(sum.z), scaled(sum.w)});
+        row.store(p, col,
+                  {finished(sum.x, factor_), finished(sum.y, factor_), finished(sum.z, factor_),
+                   finished(sum.w, factor_)});
     }
   }
 
@@ -198,40 +179,51 @@ struct Combine {
     Parts parts;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const auto split = static_cast<std::uint32_t>(least(first + i, row.count - 1));
+      const auto split = static_cast<std::uint32_t>(place_of(first + i));
       parts.part[i] = ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(
           from + std::uint64_t{split} * std::uint64_t{row_bytes}));
     }
     return parts;
   }
 
+  /// Of a group that comes folded, every split's is the last one's.
+  FOVEA_DEVICE_MEMBER int place_of(int split) const {
+    const int place = spec.takes_groups && row.are_groups ? split | kSplitsOfGroup - 1 : split;
+    return least(place, row.count - 1);
+  }
+
   /// Weights, and what sums are multiplied by at the end; writes lse and row_max.
   FOVEA_DEVICE_MEMBER void weigh() {
-    if constexpr (kFolds)
-      if (row.group_size > 1) fold_lse();
+    if constexpr (kFolds) return weigh_groups();
     const float top = warp_max(ptx::max_ftz(lse_.low, lse_.high));
     weights_ = {weight_of(lse_.low, top), weight_of(lse_.high, top)};
     if (is_huge(top)) weigh_maxima(top);
     const float sum = warp_sum(weights_.low + weights_.high);
     const RowResult result = finish_row({top, sum}, 1.0F, sink_);
     SplitValues parts{};
-    if constexpr (spec.wants_row_max) parts = besides(-infinity());
+    if constexpr (spec.wants_row_max) parts = load_besides(-infinity());
     row.store_row_values(p, lse_, parts, result.lse, sum);
     factor_ = result.factor;
   }
 
   /// Where lse is the maximum itself, those that have it count by their sums; all others have weight 0 already.
   FOVEA_DEVICE_MEMBER void weigh_maxima(float top) {
-    const SplitValues log_sums = besides(0);
+    const SplitValues log_sums = load_besides(0);
     if (lse_.low == top) weights_.low = ptx::ex2_approx_ftz(log_sums.low * kLog2E);
     if (lse_.high == top) weights_.high = ptx::ex2_approx_ftz(log_sums.high * kLog2E);
   }
 
+  /// Of its splits. A group that comes folded has written its last split's alone.
+  FOVEA_DEVICE_MEMBER SplitValues load_of_row(const float* values, float otherwise) const {
+    const float* const from = values + row.row * p.max_splits;
+    if constexpr (!kFolds) return load_splits(from, row.count, otherwise);
+    const int lane = ptx::lane_idx();
+    return {lane < row.count ? ptx::ld_global(from + place_of(lane)) : otherwise, otherwise};
+  }
+
   /// What partial states have beside lse, which of most nobody asks.
-  FOVEA_DEVICE_MEMBER SplitValues besides(float otherwise) const {
-    if constexpr (kFolds)
-      if (row.group_size > 1) return {beside_group_, otherwise};
-    return load_splits(p.partial_max + row.row * p.max_splits, row.count, otherwise);
+  FOVEA_DEVICE_MEMBER SplitValues load_besides(float otherwise) const {
+    return load_of_row(p.partial_max, otherwise);
   }
 
   // ---- groups ------------------------------------------------------------------------------------
@@ -251,7 +243,7 @@ struct Combine {
     }
     float beside = -infinity();
     if (spec.wants_row_max || ptx::vote_any(is_huge(lse))) {
-      beside = load_splits(p.partial_max + row.row * p.max_splits, row.count, -infinity()).low;
+      beside = load_besides(-infinity()).low;
       group.row_max = max_of_split(lse, beside);
       for (int by = 1; by <= 2; by *= 2)
         group.row_max = max_or_nan(group.row_max, of_lane(group.row_max, lane ^ by));
@@ -266,6 +258,20 @@ struct Combine {
     finish_groups(group);
   }
 
+  /// They come folded.
+  FOVEA_DEVICE_MEMBER void take_groups() {
+    const int lane = ptx::lane_idx();
+    const bool is_last = place_of(lane) == lane;
+    step_ = {1.0F, is_last ? 1.0F : 0.0F, is_last && lse_.low != -infinity()};
+    group_factor_ = 1.0F;
+    const int first = kSplitsOfGroup * lane;
+    const float its_lse = of_lane(lse_.low, place_of(first));
+    lse_.low = first < row.count ? its_lse : -infinity();
+    if (!spec.wants_row_max && !ptx::vote_any(is_huge(lse_.low))) return;
+    const float its_beside = of_lane(load_besides(-infinity()).low, place_of(first));
+    beside_group_ = first < row.count ? its_beside : -infinity();
+  }
+
   /// group: of lane 4 g + 3, group g.
   FOVEA_DEVICE_MEMBER void finish_groups(const FoldedSplits& group) {
     const RowResult result = group.result();
@@ -278,30 +284,50 @@ struct Combine {
     beside_group_ = first < row.count ? its_beside : -infinity();
   }
 
+  /// Groups are folded as splits of a group are. Lane g has group g, and takes its step; all lanes take all sums, one
+  /// after the other.
+  FOVEA_DEVICE_MEMBER void weigh_groups() {
+    if (spec.takes_groups && row.are_groups) {
+      take_groups();
+    } else {
+      fold_lse();
+    }
+    const int lane = ptx::lane_idx();
+    float top = ptx::max_ftz(-infinity(), lse_.low);
+#pragma unroll
+    for (int by = 1; by < kMostGroups; by *= 2) {
+      const float before = of_lane(top, lane - by);
+      if (lane >= by) top = ptx::max_ftz(top, before);
+    }
+    SplitValues beside{-infinity(), -infinity()};
+    if (spec.wants_row_max || ptx::vote_any(is_huge(lse_.low))) beside.low = beside_group_;
+    const float before = of_lane(top, lane - 1);
+    group_step_ = fold_step(lane == 0 ? -infinity() : before, top, lse_.low, beside.low);
+    float sum = 0;
+#pragma unroll
+    for (int group = 0; group < kMostGroups; ++group)
+      sum = ptx::fma_rn(ptx::shfl_idx(group_step_.kept, group), sum,
+                        ptx::shfl_idx(group_step_.added, group));
+    const RowResult result = finish_row({of_lane(top, kMostGroups - 1), sum}, 1.0F, sink_);
+    row.store_row_values(p, lse_, beside, result.lse, sum);
+    factor_ = result.factor;
+  }
+
   /// Of the lane, or of any where there is no such lane.
   FOVEA_DEVICE_MEMBER static float of_lane(float x, int lane) {
     return ptx::shfl_idx(x, lane & (ptx::kWarpLanes - 1));
   }
 
-  FOVEA_DEVICE_MEMBER FoldStep step_of(int split) const {
-    return {ptx::shfl_idx(step_.kept, split), ptx::shfl_idx(step_.added, split),
-            ptx::shfl_idx(step_.is_seen ? 1 : 0, split) != 0};
+  FOVEA_DEVICE_MEMBER static FoldStep of_lane(const FoldStep& step, int lane) {
+    return {ptx::shfl_idx(step.kept, lane), ptx::shfl_idx(step.added, lane),
+            ptx::shfl_idx(step.is_seen ? 1 : 0, lane) != 0};
   }
 
-  /// The next split onto the sums of its group, and where that ends, they onto `sum`. Lanes behind the last split have
-  /// a step that changes nothing.
-  FOVEA_DEVICE_MEMBER void fold_part(ptx::F32x4& group, ptx::F32x4& sum, int split,
-                                     const ptx::F32x4& part) const {
-    const float kept = ptx::shfl_idx(step_.kept, split), added = ptx::shfl_idx(step_.added, split);
-    group = fold_finite(group, {kept, added}, part);
-    if (split % kSplitsOfGroup != kSplitsOfGroup - 1) return;
-    add(sum, ptx::shfl_idx(weights_.low, split / kSplitsOfGroup),
-        times(group, ptx::shfl_idx(group_factor_, split)));
-    group = {0, 0, 0, 0};
-  }
-
-  FOVEA_DEVICE_MEMBER static ptx::F32x4 times(const ptx::F32x4& sums, float factor) {
-    return {sums.x * factor, sums.y * factor, sums.z * factor, sums.w * factor};
+  /// Where it is known that none of the sums are lost.
+  FOVEA_DEVICE_MEMBER static ptx::F32x4 fold_part(const ptx::F32x4& sums, const FoldStep& step,
+                                                  int lane, const ptx::F32x4& part) {
+    return fold_finite(sums, {ptx::shfl_idx(step.kept, lane), ptx::shfl_idx(step.added, lane)},
+                       part);
   }
 
   /// An empty state's sums are not looked at.
@@ -316,20 +342,20 @@ struct Combine {
   /// Weights are computed while the first sums are under way. It is a branch for the compiler's sake, which else asks
   /// for some of the sums behind the weights, one wait later.
   FOVEA_DEVICE_MEMBER ptx::F32x4 join(int col, bool has_no_weights) {
-    ptx::F32x4 sums[kCombineSums] = {};
-    const bool folds = kFolds && row.group_size > 1;
-    if (folds) {
-      join_groups(sums, col, has_no_weights);
+    if constexpr (kFolds) {
+      const ptx::F32x4 all = fold_all(col, has_no_weights);
+      return ptx::vote_any(
+                 !(is_finite(all.x) && is_finite(all.y) && is_finite(all.z) && is_finite(all.w)))
+                 ? fold_non_finite(col)
+                 : all;
     } else {
+      ptx::F32x4 sums[kCombineSums] = {};
       join_states(sums, col, has_no_weights);
+      const ptx::F32x4 all = total(sums);
+      return ptx::vote_any(is_faint(weights_.low, lse_.low) || is_faint(weights_.high, lse_.high))
+                 ? with_faint_states(all, col)
+                 : all;
     }
-    ptx::F32x4 all = total(sums);
-    if (folds && ptx::vote_any(!(is_finite(all.x) && is_finite(all.y) && is_finite(all.z) &&
-                                 is_finite(all.w))))
-      all = join_non_finite_groups(col);
-    return ptx::vote_any(is_faint(weights_.low, lse_.low) || is_faint(weights_.high, lse_.high))
-               ? with_faint_states(all, col)
-               : all;
   }
 
   FOVEA_DEVICE_MEMBER static ptx::F32x4 total(const ptx::F32x4 (&sums)[kCombineSums]) {
@@ -354,48 +380,42 @@ struct Combine {
     }
   }
 
-  /// Group g goes to sum g % kCombineSums, as it would if it came folded.
-  FOVEA_DEVICE_MEMBER void join_groups(ptx::F32x4 (&sums)[kCombineSums], int col,
-                                       bool has_no_weights) {
-    constexpr int kGroupsAtOnce = kAtOnce / kSplitsOfGroup;
-    static_assert(kGroupsAtOnce == 2 || kGroupsAtOnce == kCombineSums);
-    ptx::F32x4 group{0, 0, 0, 0};
-    int first = 0;
+  /// Each onto the sums of its group, and where that ends, they onto those of all. Lanes behind the last split have a
+  /// step that changes nothing.
+  FOVEA_DEVICE_MEMBER ptx::F32x4 fold_all(int col, bool has_no_weights) {
+    ptx::F32x4 all{0, 0, 0, 0};
 #pragma unroll 1
-    for (; first < row.count; first += kAtOnce) {
+    for (int first = 0; first < row.count; first += kAtOnce) {
       const Parts parts = load(first, col);
       if (first == 0 && has_no_weights) weigh();
+      ptx::F32x4 group{0, 0, 0, 0};
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        fold_part(group, sums[i / kSplitsOfGroup], first + i, parts.part[i]);
-      if constexpr (kGroupsAtOnce == 2) swap_pairs(sums);
-    }
-    if (kGroupsAtOnce == 2 && first / kAtOnce % 2 != 0) swap_pairs(sums);
-  }
-
-  /// Once more, where infinity or NaN may be that of a split which weighs nothing in its group.
-  FOVEA_DEVICE_MEMBER ptx::F32x4 join_non_finite_groups(int col) const {
-    ptx::F32x4 sums[kCombineSums] = {};
-    const int num_groups = (row.count + kSplitsOfGroup - 1) / kSplitsOfGroup;
-#pragma unroll 1
-    for (int first = 0; first < num_groups; first += kCombineSums) {
-#pragma unroll
-      for (int i = 0; i < kCombineSums; ++i) {
-        const int group = least(first + i, num_groups - 1);
-        add(sums[i], first + i == group ? ptx::shfl_idx(weights_.low, group) : 0.0F,
-            sums_of(group, col));
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int split = first + i;
+        group = fold_part(group, step_, split, parts.part[i]);
+        if (i % kSplitsOfGroup != kSplitsOfGroup - 1) continue;
+        all = fold_part(all, group_step_, split / kSplitsOfGroup,
+                        times(group, ptx::shfl_idx(group_factor_, split)));
+        group = {0, 0, 0, 0};
       }
     }
-    return total(sums);
+    return all;
   }
 
-  FOVEA_DEVICE_MEMBER static void swap_pairs(ptx::F32x4 (&sums)[kCombineSums]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const ptx::F32x4 other = sums[i];
-      sums[i] = sums[i + 2];
-      sums[i + 2] = other;
+  /// Once more, where infinity or NaN may be that of what weighs nothing.
+  FOVEA_DEVICE_MEMBER ptx::F32x4 fold_non_finite(int col) const {
+    ptx::F32x4 all{0, 0, 0, 0}, group{0, 0, 0, 0};
+#pragma unroll 1
+    for (int split = 0; split < row.count; ++split) {
+      group = fold(group, of_lane(step_, split), sums_of(place_of(split), col));
+      if (split % kSplitsOfGroup != kSplitsOfGroup - 1 && split + 1 < row.count) continue;
+      const int number = split / kSplitsOfGroup;
+      const float factor =
+          ptx::shfl_idx(group_factor_, number * kSplitsOfGroup + kSplitsOfGroup - 1);
+      all = fold(all, of_lane(group_step_, number), times(group, factor));
+      group = {0, 0, 0, 0};
     }
+    return all;
   }
 
   /// Did a state see keys, none of which weigh anything beside those of others?
@@ -405,9 +425,8 @@ struct Combine {
 
   /// Its infinity and NaN count all the same.
   FOVEA_DEVICE_MEMBER ptx::F32x4 with_faint_states(ptx::F32x4 sum, int col) const {
-    const int size = kFolds ? row.group_size : 1;
 #pragma unroll 1
-    for (int state = 0; state * size < row.count; ++state) {
+    for (int state = 0; state < row.count; ++state) {
       const bool is_low = state < ptx::kWarpLanes;
       const int lane = state % ptx::kWarpLanes;
       const float weight = ptx::shfl_idx(is_low ? weights_.low : weights_.high, lane);
@@ -417,43 +436,37 @@ struct Combine {
     return sum;
   }
 
-  /// Of a split; or of a group, folded once more.
   FOVEA_DEVICE_MEMBER ptx::F32x4 sums_of(int state, int col) const {
     const int own_col = col < p.partial_width ? col : 0;
-    const auto of_split = [&](int split) {
-      return ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(row.sums(p, split) + own_col));
-    };
-    if (!kFolds || row.group_size == 1) return of_split(state);
-    ptx::F32x4 group{0, 0, 0, 0}, sums{0, 0, 0, 0};
-#pragma unroll 1
-    for (int split = state * kSplitsOfGroup; split < least((state + 1) * kSplitsOfGroup, row.count);
-         ++split) {
-      group = fold(group, step_of(split), of_split(split));
-    }
-    return times(group, ptx::shfl_idx(group_factor_, (state + 1) * kSplitsOfGroup - 1));
+    return ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(row.sums(p, state) + own_col));
   }
 
-  /// Beside a large sink too, infinity stays.
-  FOVEA_DEVICE_MEMBER float scaled(float sum) const {
-    return factor_ == 0.0F && !is_finite(sum) ? sum : sum * factor_;
-  }
-
-  SplitValues lse_{}, weights_{};     // of partial states; of groups, where these are folded here
-  FoldStep step_{1.0F, 0.0F, false};  // of the lane's split
+  SplitValues lse_{}, weights_{};           // of partial states; has_groups: lse of groups
+  FoldStep step_{1.0F, 0.0F, false};        // of the lane's split onto its group
+  FoldStep group_step_{1.0F, 0.0F, false};  // of the lane's group
   float group_factor_ = 0, beside_group_ = 0;
   float sink_ = 0, factor_ = 0;
 };
 
-/// A row of each warp of a CTA.
+/// Rows of each warp: one; where a warp may find that all are done, as many as there are more than warps.
 template <CombineSpec spec, int kAtOnce>
 FOVEA_DEVICE void combine(const CombineParams& p) {
-  Combine<spec, kAtOnce> mine(p);
-  mine.row.find(p, std::int64_t{ptx::block_idx().x} * (ptx::block_dim().x / ptx::kWarpLanes) +
-                       ptx::warp_idx());
-  if (mine.row.count == 0) return;
-  mine.look_up_sink();
-  if constexpr (spec.is_chained) ptx::griddepcontrol_wait();
-  mine.run();
+  const int warps = ptx::block_dim().x / ptx::kWarpLanes;
+  KeyShare share{0, false};
+  if constexpr (spec.takes_groups)
+    share = key_share<CombinedRow<spec>::kCombinedCache>(p, p.tiles_of_cta);
+#pragma unroll 1
+  for (std::int64_t row = std::int64_t{ptx::block_idx().x} * warps + ptx::warp_idx();;
+       row += std::int64_t{ptx::grid_dim().x} * warps) {
+    Combine<spec, kAtOnce> mine(p);
+    mine.row.find(p, row, share);
+    if (mine.row.count != 0) {
+      mine.look_up_sink();
+      if constexpr (spec.is_chained) ptx::griddepcontrol_wait();
+      mine.run();
+    }
+    if (!spec.takes_groups || row >= p.num_rows) return;
+  }
 }
 
 }  // namespace fovea::cuda

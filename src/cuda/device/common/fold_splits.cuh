@@ -81,6 +81,20 @@ FOVEA_DEVICE ptx::F32x4 with_zeros_for_non_finite(const ptx::F32x4& x) {
           is_finite(x.w) ? x.w : 0.0F};
 }
 
+FOVEA_DEVICE ptx::F32x4 times(const ptx::F32x4& sums, float factor) {
+  return {sums.x * factor, sums.y * factor, sums.z * factor, sums.w * factor};
+}
+
+/// Of a row at its end. Beside a large sink too, infinity stays.
+FOVEA_DEVICE float finished(float sum, float factor) {
+  return factor == 0.0F && !is_finite(sum) ? sum : sum * factor;
+}
+
+/// row_max of a row at its end; `greatest`: of its splits, or NaN.
+FOVEA_DEVICE float finished_max(float greatest, float sum) {
+  return is_nan(greatest) ? greatest : finish_row_max(greatest, sum, 1.0F);
+}
+
 /// The same bits where all is finite; of what weighs nothing, infinity and NaN stay, but for a split that saw no key.
 FOVEA_DEVICE ptx::F32x4 fold(const ptx::F32x4& sums, const FoldStep& step, const ptx::F32x4& part) {
   ptx::F32x4 all = fold_finite(step.kept == 0 ? with_zeros_for_non_finite(sums) : sums, step,

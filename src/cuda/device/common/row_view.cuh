@@ -52,6 +52,13 @@ struct RowView {
                (spec.tile_q % spec.heads_per_tile == 0 ||
                 row / spec.heads_per_tile < kQueriesOfTile<spec>)) {}
 
+  /// The same row, as another spec has it.
+  template <auto other>
+  FOVEA_DEVICE_MEMBER RowView<other> as() const {
+    static_assert(other.tile_q == spec.tile_q && other.heads_per_tile == spec.heads_per_tile);
+    return {p, work, (q_idx - work.q_begin) * spec.heads_per_tile + q_head - work.q_head};
+  }
+
   /// Of its score with key 0.
   FOVEA_DEVICE_MEMBER Position position() const {
     Position at{};

@@ -265,11 +265,11 @@ FOVEA_DEVICE void take_split(Work& work, std::int32_t split) {
   work.kv_end = least(seqlen_kv, work.kv_begin + keys);
 }
 
+FOVEA_DEVICE bool ends_sequence(const Work& work) { return work.kv_end >= work.sequence.seqlen_kv; }
+
 /// Is it the last split of its group (shared/split.h)?
-template <auto spec>
 FOVEA_DEVICE bool ends_group(const Work& work) {
-  const int size = splits_of_group(work.sequence.seqlen_kv, spec.most_splits);
-  return (work.split + 1) % size == 0 || work.kv_end >= work.sequence.seqlen_kv;
+  return (work.split + 1) % kSplitsOfGroup == 0 || ends_sequence(work);
 }
 
 /// Where a key lies in K and in V: an entry of their first dimension (a page, where there are pages) and a row of it.

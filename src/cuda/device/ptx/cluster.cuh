@@ -54,12 +54,19 @@ FOVEA_DEVICE T ld_shared_cluster(SharedAddress from) {
   return bit_cast<T>(r);
 }
 
-/// st.shared::cluster (Data Movement), 4 bytes.
+/// st.shared::cluster (Data Movement), 4 or 16 bytes, aligned to them.
 template <class T>
 FOVEA_DEVICE void st_shared_cluster(SharedAddress to, const T& value) {
-  static_assert(sizeof(T) == 4, "writes 4 bytes");
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(bit_cast<std::uint32_t>(value))
-               : "memory");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 16, "writes 4 or 16 bytes");
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(bit_cast<std::uint32_t>(value))
+                 : "memory");
+  } else {
+    const U32x4 v = bit_cast<U32x4>(value);
+    asm volatile("st.shared::cluster.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+  }
 }
 
 /// st.async (Data Movement), 4, 8 or 16 bytes, aligned to them, to another CTA: complete_tx of as many bytes on that

@@ -14,9 +14,8 @@ struct CombineSpec {
   bool is_chained = false;    // it starts beside the kernel before it, and waits
   bool has_packed_q = false;  // as the kernel's before it
   std::int32_t most_splits = kMostSplits;
-  // Splits are joined by groups (split.h), of which partial states are; or they are of splits, to be folded first.
-  bool has_groups = false;
-  bool are_folded = false;
+  bool has_groups = false;    // splits are joined by groups (split.h)
+  bool takes_groups = false;  // who computed them may have taken groups, or all of a sequence
 
   bool operator==(const CombineSpec&) const = default;
 };
@@ -40,6 +39,9 @@ struct CombineParams {
   std::int32_t max_splits, partial_width;
   std::int32_t seqlen_q, seqlen_kv, num_heads_q, head_dim_v;
   std::int64_t num_rows;
+  // has_groups: what says of which units partial states are (common/key_share.cuh)
+  std::int32_t num_sequences;
+  float tiles_of_cta;
 };
 
 }  // namespace fovea::cuda

@@ -77,6 +77,8 @@ struct Sm90DecodeParams {
   std::int32_t rows_per_box;    // rows of a box of keys that surely lie in one page
   // Of L2's lines those of keys make room first; else they go by its own order, and sums of groups stay longest.
   std::int32_t keys_go_first;
+  // takes_groups: row tiles of a sequence, for each CTA (common/key_share.cuh)
+  float tiles_of_cta;
 };
 
 }  // namespace fovea::cuda

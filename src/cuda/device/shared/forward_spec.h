@@ -75,17 +75,22 @@ struct PlainSpec : ForwardSpec {
 struct Sm90DecodeSpec : ForwardSpec {
   // Neighbouring slices of tile_kv keys that arrive together; `stages` is how many such boxes shared memory has.
   std::int32_t slices_of_box = 1;
-  // Splits are joined by groups (shared/split.h). A CTA takes whole groups and leaves a state of each; else it takes
-  // splits, and the combine kernel makes groups of them. The same bits.
+  // Splits are joined by groups (shared/split.h). A CTA takes groups or whole sequences, where lengths are such that
+  // all CTAs have as much to do; else it takes splits, and the combine kernel makes groups of them. The same bits.
   bool has_groups = false;
   bool takes_groups = false;
   // Of a cache; none: elements of q's dtype. Both or neither.
   Codes k_codes = Codes::none;
   Codes v_codes = Codes::none;
+  // More than 1: the CTAs of a cluster have all splits of the rows of a kv head, one each at most, and fold them. There
+  // is no combine kernel. The same bits again.
+  std::int32_t ctas_of_cluster = 1;
 
   constexpr bool has_codes() const { return k_codes != Codes::none; }
   bool operator==(const Sm90DecodeSpec&) const = default;
 };
+
+constexpr bool is_clustered(const Sm90DecodeSpec& spec) { return spec.ctas_of_cluster > 1; }
 
 /// sm90/decode_latent.
 struct Sm90LatentSpec : ForwardSpec {
@@ -192,10 +197,13 @@ constexpr Sm80ForwardLayout sm80_forward_layout(const TeamSpec& spec) {
   return at;
 }
 
-/// What one computing warp of sm90/decode has: the rows of the CTA, and slices of tile_kv keys.
-constexpr TeamSpec spec_of_decoding_warp(const Sm90DecodeSpec& decode) {
+/// Rows of a computing warp of sm90/decode: an m of mma.sync.
+inline constexpr std::int32_t kDecodeRows = 16;
+/// What computing warps of sm90/decode with neighbouring rows have, as many as have all rows of the CTA: slices of
+/// tile_kv keys.
+constexpr TeamSpec spec_of_decoding_warps(const Sm90DecodeSpec& decode) {
   TeamSpec spec{decode};
-  spec.num_warps = 1;
+  spec.num_warps = decode.tile_q / kDecodeRows;
   spec.stages = 1;
   spec.keeps_queries = true;
   spec.has_panels = true;
@@ -206,6 +214,10 @@ constexpr TeamSpec spec_of_decoding_warp(const Sm90DecodeSpec& decode) {
 inline constexpr std::int32_t kDecodeLoaders = 2;
 constexpr std::int32_t sm90_decode_readers(const Sm90DecodeSpec& spec) {
   return spec.num_warps - kDecodeLoaders;
+}
+/// Parts that the slices of a split are dealt to in turn: a row's sums are those of so many warps.
+constexpr std::int32_t sm90_decode_parts(const Sm90DecodeSpec& spec) {
+  return sm90_decode_readers(spec) / (spec.tile_q / kDecodeRows);
 }
 
 /// Of an element of keys and of values, as they arrive.
@@ -224,19 +236,24 @@ constexpr bool sm90_decode_loads_panels(const Sm90DecodeSpec& spec, std::int32_t
 inline constexpr std::int32_t kDecodeRecords = 3;
 inline constexpr std::int32_t kDecodeRecordBytes = 96;
 
+/// What sm90/decode folds: splits of a group, groups of a sequence.
+inline constexpr std::int32_t kLevelsOfUnit = 2;
+
 /// Shared memory of sm90/decode.
 struct Sm90DecodeLayout {
   std::int32_t slice_bytes;  // of keys and values
   std::int32_t box_bytes;
   std::int32_t scale_bytes;  // of a box of codes: its keys' scales, then its values'
-  // What a computing warp leaves for the others of a row: O, then origin, sum and maximum. Rows are 8 banks apart, so
-  // that the pairs which lanes hold go to different ones.
+  // What a computing warp leaves for those that join its rows: O, then origin, sum and maximum of each. Rows are 8
+  // banks apart, so that the pairs which lanes hold go to different ones.
   std::int32_t part_row_bytes;
   std::int32_t part_bytes;
+  std::int32_t state_bytes;
 
   std::int32_t boxes;         // [stage] keys, then values
   std::int32_t scales;        // [stage]
-  std::int32_t parts;         // [reader][row]
+  std::int32_t parts;         // [part][row]
+  std::int32_t states;        // [row][level] of units, or [row of the CTA][split]
   std::int32_t records;       // [record] Work
   std::int32_t full, empty;   // [stage] barriers of 8 bytes
   std::int32_t posted, read;  // [record]
@@ -254,7 +271,10 @@ constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
   at.part_bytes = spec.tile_q * at.part_row_bytes;
   at.boxes = room.take(spec.stages * at.box_bytes);
   at.scales = room.take(spec.stages * at.scale_bytes);
-  at.parts = room.take(sm90_decode_readers(spec) * at.part_bytes);
+  at.parts = room.take(sm90_decode_parts(spec) * at.part_bytes);
+  at.state_bytes = 4 * spec.head_dim_v + 16;
+  const std::int32_t states_of_row = spec.takes_groups ? kLevelsOfUnit : is_clustered(spec) ? 1 : 0;
+  at.states = room.take(spec.tile_q * states_of_row * at.state_bytes);
   at.records = room.take(kDecodeRecords * kDecodeRecordBytes);
   at.full = room.take(8 * spec.stages);
   at.empty = room.take(8 * spec.stages);

@@ -33,21 +33,56 @@ constexpr int num_splits(int seqlen_kv, int most_splits) {
   return (seqlen_kv + keys - 1) / keys;
 }
 
-/// A group is 2,048 keys, where splits are as short as they may be; else a split.
-inline constexpr int kSplitsOfGroup = 4;
-
-/// How many splits that follow each other make a group, whose states are made one before groups are joined
+/// So many splits that follow each other make a group, whose states are made one before those of groups are
 /// (common/fold_splits.cuh): by whoever has them all.
-constexpr int splits_of_group(int seqlen_kv, int most_splits) {
-  const bool are_short =
-      keys_per_split(seqlen_kv, most_splits) == fewest_keys_per_split(most_splits);
-  return are_short ? kSplitsOfGroup : 1;
-}
+inline constexpr int kSplitsOfGroup = 4;
 
 /// Of a sequence without keys one, too.
 constexpr int num_groups(int seqlen_kv, int most_splits) {
-  const int size = splits_of_group(seqlen_kv, most_splits);
-  return (num_splits(seqlen_kv, most_splits) + size - 1) / size;
+  return (num_splits(seqlen_kv, most_splits) + kSplitsOfGroup - 1) / kSplitsOfGroup;
+}
+
+// ---- what a CTA takes at a time ------------------------------------------------------------------
+//
+// A split, a group, or all of a sequence: the bits are the same. The more the fewer partial states, as long as all CTAs
+// have as much to do.
+
+enum class Unit : int { split, group, sequence };
+
+/// What CTAs have, if all have as much.
+struct KeyShare {
+  float keys;    // of a kv head; 0: each unit is a split
+  bool is_even;  // all sequences are about as long
+};
+
+/// Of equal units: has the busiest CTA at most a sixteenth more than its share?
+constexpr bool is_balanced(float keys, float share) {
+  float taken = keys;
+  while (taken < share && 16 * keys > share) taken += keys;
+  return 16 * keys <= share || 16 * taken <= 17 * share;
+}
+
+/// Where lengths differ, a CTA that gets many long sequences keeps the others waiting: a unit is no longer than a group
+/// there, and a CTA has about two or more.
+constexpr bool can_take(float keys, const KeyShare& share) {
+  return share.is_even ? is_balanced(keys, share.keys) : 1.8F * keys <= share.keys;
+}
+
+constexpr Unit unit_of(int seqlen_kv, int most_splits, const KeyShare& share) {
+  const int splits = num_splits(seqlen_kv, most_splits);
+  if (share.keys == 0) return Unit::split;
+  if (splits == 1) return Unit::sequence;
+  const bool has_groups = splits > kSplitsOfGroup;
+  if ((share.is_even || !has_groups) && can_take(static_cast<float>(seqlen_kv), share))
+    return Unit::sequence;
+  const int of_group = kSplitsOfGroup * keys_per_split(seqlen_kv, most_splits);
+  return has_groups && can_take(static_cast<float>(of_group), share) ? Unit::group : Unit::split;
+}
+
+constexpr int num_units(int seqlen_kv, int most_splits, Unit unit) {
+  if (unit == Unit::sequence) return 1;
+  return unit == Unit::group ? num_groups(seqlen_kv, most_splits)
+                             : num_splits(seqlen_kv, most_splits);
 }
 
 }  // namespace fovea::cuda

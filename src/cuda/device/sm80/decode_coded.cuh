@@ -79,7 +79,7 @@ struct CodedReader {
   static constexpr TeamSpec kWarp = spec_of_coded_warp(spec);
   using T = Traits<kWarp>;
   using Tiles = typename WalkOf<Mods>::Type;
-  using WarpParts = Parts<spec.num_warps, spec.head_dim_v>;
+  using WarpParts = Parts<spec.num_warps, spec.tile_q, spec.head_dim_v>;
   static constexpr int kQkBytes = spec.head_dim_qk / 4;  // of a row of K, a lane's
   static constexpr int kVBytes = spec.head_dim_v / 8;    // of a row of V
   static_assert(spec.tile_q == 16 && spec.tile_kv == 16 && spec.is_split);

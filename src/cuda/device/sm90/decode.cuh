@@ -5,8 +5,9 @@
 // A CTA stays on its SM and takes one split of the keys after the other: the rows of one kv head, heads of a group side
 // by side, and 256 keys or more. Two warps find splits and load boxes of four slices of 16 keys by TMA (over pages of
 // one), as far ahead as there are buffers, across the ends of splits. Eight warps each take the slices that come to
-// their own slots, and compute what sm80/attention_forward computes: a warp has all rows, and sums of its own. At the
-// end of a split the sums are joined in the order of its slices.
+// their own slots, and compute what sm80/attention_forward computes: a warp has up to 16 rows, and sums of its own; of
+// more rows two warps take the same slices. At the end of a split the sums are joined in the order of its
+// slices. Where a CTA has splits that follow each other, their states become one, or the rows of the output.
 //
 //   load 0, 1   split s: K0-3 V0-3 | K4-7 V4-7 | ... | K12-15 V12-15   split s+1: K0-3 V0-3 | ...     TMA
 //   warp 0      S0 P0 O0 ........ S8 P8 O8 ............. \
@@ -34,15 +35,19 @@
 //   scales.cuh    those of codes on their way in
 //   codes.cuh     products of codes
 //   compute.cuh   slices, and what all warps' sums together are
+//   fold.cuh      states of splits made one, in their order
+//   unit.cuh      those of several splits of a CTA
+//   cluster.cuh   those of a cluster's CTAs
 //
 // Read common/careful_row.cuh for a row key by key, where V holds NaN or infinity.
 //
-// Refused (sm90_decode.cpp has the words): f32, packed keys, more than 16 rows, head dims above 128, no more keys
+// Refused (sm90_decode.cpp has the words): f32, packed keys, more than 32 rows, head dims above 128, no more keys
 // than one split has, and what TMA cannot read by slices: pages of other sizes than multiples of 8, rows that do not
 // lie at multiples of 16 bytes; of codes head dims other than 64 and 128.
 #pragma once
 
 #include "ptx/barrier.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
@@ -63,7 +68,7 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
   for (const TensorMapParam* map : {&cta.p.k, &cta.p.v}) ptx::prefetch_tensormap(tensor_map(*map));
   for (int i = 0; i < L::kStages; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kAt.full, i), L::kArrivals);
-    ptx::mbarrier_init(cta.barrier(L::kAt.empty, i), L::kSlices);
+    ptx::mbarrier_init(cta.barrier(L::kAt.empty, i), L::kReadersOfBox);
   }
   for (int i = 0; i < L::kRecords; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kAt.posted, i), 1);
@@ -76,11 +81,21 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
 template <Sm90DecodeSpec spec, class Mods>
 FOVEA_DEVICE void decode(const Sm90DecodeParams& p) {
   const decoding::Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
-  ptx::griddepcontrol_launch_dependents();
+  if constexpr (is_clustered(spec)) {
+    ptx::barrier_cluster_arrive();  // this CTA has started
+  } else {
+    ptx::griddepcontrol_launch_dependents();
+  }
   start_barriers<spec>(cta);
   ptx::sync_threads();
   if (cta.warp >= decoding::Layout<spec>::kReaders) {
     decoding::Load<spec, Mods>(cta).run();
+    if constexpr (is_clustered(spec)) {
+      ptx::sync_warp();  // one lane of it has loaded
+      ptx::barrier_cluster_wait();
+      ptx::barrier_cluster_arrive();
+      ptx::barrier_cluster_wait();
+    }
   } else {
     decoding::Reader<spec, Mods>(cta).run();
   }

@@ -13,12 +13,14 @@ namespace fovea::cuda::sm90 {
 
 /// Counts the splits of all sequences, one after the other, and of each all row tiles, which share its keys or are
 /// those of neighbouring kv heads. Each lane has one of 32 sequences. Indices that are asked for rise. has_q_tiles: a
-/// sequence may have more queries than a tile. by_groups: counts groups of splits, and finds the first of each.
-template <auto spec, bool has_q_tiles, bool by_groups = false>
+/// sequence may have more queries than a tile. by_units: counts what CTAs take at a time (shared/split.h), and finds
+/// the first split of it.
+template <auto spec, bool has_q_tiles, bool by_units = false>
 class SplitFinder {
  public:
-  FOVEA_DEVICE_MEMBER explicit SplitFinder(const ForwardParams& p)
-      : p_(p), head_units_(p.num_heads_q / spec.heads_per_tile) {}
+  FOVEA_DEVICE_MEMBER explicit SplitFinder(const ForwardParams& p,
+                                           const KeyShare& share = {0, false})
+      : p_(p), share_(share), head_units_(p.num_heads_q / spec.heads_per_tile) {}
 
   /// Of a split.
   FOVEA_DEVICE_MEMBER std::int32_t row_tiles() const {
@@ -51,10 +53,14 @@ class SplitFinder {
     if constexpr (has_q_tiles) work.q_begin = row_tile / head_units_ * kQueriesOfTile<spec>;
     work.kv_head = work.q_head / p_.group;
     const std::int32_t unit = inside / row_tiles();
-    take_split<spec>(
-        work, by_groups ? unit * splits_of_group(work.sequence.seqlen_kv, spec.most_splits) : unit);
+    if constexpr (by_units)
+      found_ = static_cast<Unit>(ptx::shfl_idx(static_cast<int>(unit_), owner));
+    take_split<spec>(work, found_ == Unit::group ? unit * kSplitsOfGroup : unit);
     return work;
   }
+
+  /// Of what was found last.
+  FOVEA_DEVICE_MEMBER Unit unit() const { return found_; }
 
  private:
   FOVEA_DEVICE_MEMBER static Work nothing() {
@@ -72,9 +78,8 @@ class SplitFinder {
       kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
       kv_row_ = static_cast<std::int32_t>(s.kv_row);
       seqlen_kv_ = s.seqlen_kv;
-      splits = (by_groups ? num_groups(seqlen_kv_, spec.most_splits)
-                          : num_splits(seqlen_kv_, spec.most_splits)) *
-               row_tiles();
+      if constexpr (by_units) unit_ = unit_of(seqlen_kv_, spec.most_splits, share_);
+      splits = num_units(seqlen_kv_, spec.most_splits, unit_) * row_tiles();
       if constexpr (spec.has_packed_q) {
         q_row_ = static_cast<std::int32_t>(s.q_row);
         seqlen_q_ = s.seqlen_q;
@@ -92,11 +97,13 @@ class SplitFinder {
   }
 
   const ForwardParams& p_;
+  const KeyShare share_;
   const std::int32_t head_units_;
   std::int32_t first_ = -32;  // sequence of lane 0; before the first 32 are counted there are none
   std::int32_t kv_batch_ = 0, kv_row_ = 0, seqlen_kv_ = 0;
   std::int32_t q_row_ = 0, seqlen_q_ = 0;  // of packed queries
-  std::int32_t begin_ = 0, end_ = 0;       // splits of this lane's sequence
+  std::int32_t begin_ = 0, end_ = 0;       // units of this lane's sequence
+  Unit unit_ = Unit::split, found_ = Unit::split;
 };
 
 }  // namespace fovea::cuda::sm90

@@ -16,10 +16,10 @@ namespace fovea::cuda::team {
 
 /// What warps leave: O of a row, then its origin, sum and maximum. Rows are 8 banks apart, so that pairs which
 /// neighbouring lanes hold go to different ones.
-template <int num_parts, int head_dim_v>
+template <int num_parts, int num_rows, int head_dim_v>
 struct Parts {
   static constexpr int kParts = num_parts;
-  static constexpr int kRows = 16;
+  static constexpr int kRows = num_rows;
   static constexpr int kStateAt = 4 * head_dim_v;
   static constexpr int kRowBytes = kStateAt + 32;
   static constexpr int kPartBytes = kRows * kRowBytes;

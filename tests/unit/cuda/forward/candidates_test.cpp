@@ -791,7 +791,9 @@ TEST(ForwardCandidates, SplitsOfDecodingAreFewerOfMoreRowsAndKvHeads) {
 }
 
 TEST(ForwardCandidates, HeadsShareATileOfHoppersOwnKernelAndKeysAreSplit) {
-  const Shape shape{.seqlen_q = 4, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6};
+  Shape shape{.seqlen_q = 4, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6};
+  EXPECT_EQ(chosen(shape, 9, 0).candidate, kDecode);
+  shape.head_dim_qk = shape.head_dim_v = 192;
   const ForwardPlan plan = chosen(shape, 9, 0);
   EXPECT_EQ(plan.candidate, kHopper);
   EXPECT_EQ(plan.spec->tile_q, 64);
@@ -801,7 +803,8 @@ TEST(ForwardCandidates, HeadsShareATileOfHoppersOwnKernelAndKeysAreSplit) {
 }
 
 TEST(ForwardCandidates, HeadsShareNoTileWhereAProgramTellsThemApart) {
-  Problem problem = problem_of({.seqlen_q = 4, .num_heads_q = 64, .num_heads_kv = 8});
+  Problem problem = problem_of(
+      {.seqlen_q = 4, .num_heads_q = 64, .num_heads_kv = 8, .head_dim_qk = 192, .head_dim_v = 192});
   problem.score = parse_score_mod("score * float(q_head)");
   EXPECT_EQ(reason_of(chosen(problem, 9, 0), kHopper),
             "the score program reads q_head, and heads share a tile of rows");
@@ -812,14 +815,17 @@ TEST(ForwardCandidates, HeadsShareNoTileWhereAProgramTellsThemApart) {
       "doc[kv_idx] == 0", {.tensors = {{"doc", TensorView(ids, make_spec(Dtype::i32, shape))}}});
   EXPECT_EQ(reason_of(chosen(problem, 9, 0), kHopper),
             "the mask reads tensor doc, and heads share a tile of rows");
-  problem = problem_of({.seqlen_q = 33});
+  problem = problem_of({.seqlen_q = 33, .head_dim_qk = 192, .head_dim_v = 192});
   problem.score = parse_score_mod("score * float(q_head)");
   EXPECT_EQ(chosen(problem, 9, 0).candidate, kHopper) << "one head a tile";
 }
 
 TEST(ForwardCandidates, ManyRowsWideHeadsAndFewKeysAreNotStreamed) {
-  Shape shape{.seqlen_q = 3, .num_heads_q = 64, .num_heads_kv = 8};
+  Shape shape{.seqlen_q = 5, .num_heads_q = 64, .num_heads_kv = 8};
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
+            "40 rows share a kv head; expected at most 32");
+  shape.seqlen_q = 3;
+  EXPECT_EQ(reason_of(chosen(shape, 10, 0), kDecode),
             "24 rows share a kv head; expected at most 16");
   shape.seqlen_q = 1;
   shape.head_dim_v = 136;
@@ -1357,6 +1363,21 @@ TEST(ForwardCandidates, PackedQueriesOfFewRowsOverACacheShareTilesOnHopper) {
   EXPECT_EQ(choose_forward(f, typical_device(9, 0)).candidate, kTensorCores);
 }
 
+/// Of two splits: 1,024 keys at most.
+TEST(ForwardCandidates, ClustersFoldTheSplitsOfFewSequences) {
+  const auto ctas = [](std::int64_t seqlen_kv, std::int64_t num_heads_kv) {
+    const Shape shape{.seqlen_q = 1,
+                      .seqlen_kv = seqlen_kv,
+                      .num_heads_q = 8 * num_heads_kv,
+                      .num_heads_kv = num_heads_kv};
+    return chosen(shape, 9, 0).spec.as<Sm90DecodeSpec>().ctas_of_cluster;
+  };
+  EXPECT_EQ(ctas(1024, 5), 2);
+  EXPECT_EQ(ctas(1025, 5), 1);   // three splits
+  EXPECT_EQ(ctas(1024, 30), 1);  // 120 CTAs of two sequences
+  EXPECT_EQ(ctas(512, 5), 1);
+}
+
 TEST(Splits, AreCutByTheLengthAloneAndCoverIt) {
   for (const int most : {16, 32, kMostSplits}) {
     for (const int keys : {1, 255, 256, 257, 5000, 16384, 16385, 32768, 131072, 1000003}) {
@@ -1368,6 +1389,34 @@ TEST(Splits, AreCutByTheLengthAloneAndCoverIt) {
     }
     EXPECT_EQ(num_splits(0, most), 1);
   }
+}
+
+/// 132 CTAs, 8 kv heads: what a CTA takes where all sequences have as many keys.
+TEST(Units, AreTheLongestThatAllCtasHaveAsManyOf) {
+  const auto unit = [](int sequences, int keys) {
+    const float share = 8.0F * static_cast<float>(sequences) * static_cast<float>(keys) / 132;
+    return unit_of(keys, /*most_splits=*/16, {.keys = share, .is_even = true});
+  };
+  EXPECT_EQ(unit(1, 8192), Unit::split);
+  EXPECT_EQ(unit(8, 1024), Unit::split);    // 64 sequences of heads of one group
+  EXPECT_EQ(unit(8, 8192), Unit::group);    // 256 groups, 1.94 for each CTA
+  EXPECT_EQ(unit(8, 131072), Unit::group);  // of longer splits
+  EXPECT_EQ(unit(32, 8191), Unit::sequence);
+  EXPECT_EQ(unit(40, 8192), Unit::group);      // 2.4 sequences for each CTA would be three
+  EXPECT_EQ(unit(300, 8192), Unit::sequence);  // 18.2, at most 19
+  EXPECT_EQ(unit(1, 512), Unit::sequence);     // one split
+  EXPECT_EQ(unit_of(0, 16, {.keys = 1, .is_even = true}), Unit::sequence);
+}
+
+TEST(Units, AreNoLongerThanAGroupWhereLengthsDiffer) {
+  const auto unit = [](int keys, float share) {
+    return unit_of(keys, /*most_splits=*/16, {.keys = share, .is_even = false});
+  };
+  EXPECT_EQ(unit(2048, 100000), Unit::sequence);
+  EXPECT_EQ(unit(2049, 100000), Unit::group);
+  EXPECT_EQ(unit(131072, 16000), Unit::split);  // a group is 32,768 keys
+  EXPECT_EQ(unit(1024, 1024), Unit::split);
+  EXPECT_EQ(unit(8192, 0), Unit::split);  // CTAs take splits
 }
 
 }  // namespace

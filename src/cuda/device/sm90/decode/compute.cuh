@@ -2,18 +2,19 @@
 // the picture.
 #pragma once
 
-#include "common/careful_row.cuh"
-#include "common/codes_of_row.cuh"
 #include "common/online_softmax.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/cluster.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/decode/box_walk.cuh"
+#include "sm90/decode/cluster.cuh"
 #include "sm90/decode/codes.cuh"
 #include "sm90/decode/cta.cuh"
-#include "sm90/decode/group.cuh"
+#include "sm90/decode/fold.cuh"
+#include "sm90/decode/unit.cuh"
 #include "team/compute.cuh"
 #include "team/join.cuh"
 #include "team/scores.cuh"
@@ -23,7 +24,7 @@
 
 namespace fovea::cuda::sm90::decoding {
 
-/// A warp that computes: of the slices of a split every so-manieth.
+/// A warp that computes: of 16 rows, and of the slices of a split every so-manieth.
 template <Sm90DecodeSpec spec, class Mods>
 struct Reader {
   using L = Layout<spec>;
@@ -37,21 +38,17 @@ struct Reader {
   Ring<L::kStages> boxes{0};
   Ring<L::kRecords> records{0};
   Products products{};
-  Group<spec, Mods> group{};  // where the CTA takes groups
 
   FOVEA_DEVICE_MEMBER explicit Reader(const Cta<spec>& of_cta) : cta(of_cta) {}
 
+  FOVEA_DEVICE_MEMBER int my_block() const { return cta.warp % L::kBlocks; }
+  FOVEA_DEVICE_MEMBER int my_part() const { return cta.warp / L::kBlocks; }
+
   FOVEA_DEVICE_MEMBER void run() {
-    if constexpr (spec.has_codes()) ask_for_queries(Work{.is_nothing = true});
-#pragma unroll 1
-    for (;;) {
-      const Work work = cta.take_work(records);
-      if (work.is_nothing) return;
-      compute(work);
-      if constexpr (spec.has_codes()) ask_for_queries(work);
-      meet();
-      join(work);
-      meet();  // what was left for the others is read
+    if constexpr (is_clustered(spec)) {
+      run_in_cluster(cta.take(records).work);
+    } else {
+      run_units();
     }
   }
 
@@ -59,19 +56,52 @@ struct Reader {
   /// Those of the split behind `work`. Codes come so fast that nobody may wait for them: they are asked for before the
   /// join of the split ahead, and stay where it is of the same rows.
   FOVEA_DEVICE_MEMBER void ask_for_queries(const Work& work) {
-    const Work next = cta.look_at_work(records);
+    const Work next = cta.look(records).work;
     if (next.is_nothing) return;
     if (!work.is_nothing && next.sequence.idx == work.sequence.idx && next.q_head == work.q_head)
       return;
-    products.ask_for_queries(Team{cta.p.common, next, cta.smem, 0, cta.lane});
+    products.ask_for_queries(Team{cta.p.common, next, cta.smem, my_block(), cta.lane});
   }
 
-  FOVEA_DEVICE_MEMBER static void meet() { ptx::bar_sync(1, 32 * L::kReaders); }
+  FOVEA_DEVICE_MEMBER void run_units() {
+    if constexpr (spec.has_codes()) ask_for_queries(Work{.is_nothing = true});
+#pragma unroll 1
+    for (;;) {
+      const Posted split = cta.take(records);
+      if (split.work.is_nothing) return;
+      compute(split.work);
+      if constexpr (spec.has_codes()) ask_for_queries(split.work);
+      meet();
+      join(split);
+      meet();  // what was left for the others is read
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void run_in_cluster(const Work& work) {
+    static_assert(!spec.has_codes(), "nobody asks for their queries");
+    const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
+    const team::Join<L::kWarpSpec, Mods, typename L::Parts> rows{team, cta.parts()};
+    const ClusterOfSplits<spec, Mods> cluster(cta, rows);
+    if (!work.is_nothing) {
+      compute(work);
+      meet();
+    }
+    ptx::barrier_cluster_wait();  // all CTAs have started
+    if (!work.is_nothing) cluster.send();
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+    cluster.fold();
+  }
+
+  // Barriers of the CTA: of all readers, then of each part.
+  static constexpr int kMeeting = 1, kFirstOfParts = 2;
+
+  FOVEA_DEVICE_MEMBER static void meet() { ptx::bar_sync(kMeeting, 32 * L::kReaders); }
 
   // ---- slices ------------------------------------------------------------------------------------
 
   FOVEA_DEVICE_MEMBER void compute(const Work& work) {
-    const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
+    const Team team{cta.p.common, work, cta.smem, my_block(), cta.lane};
     Sums sums;
     if constexpr (spec.has_codes()) {
       products.start();
@@ -93,10 +123,10 @@ struct Reader {
     put_rows(team, sums, part);
   }
 
-  /// Slots belong to warps in turn: how many behind this one is the first of this warp. From a split's first slot on it
+  /// Slots belong to parts in turn: how many behind this one is the first of this warp. From a split's first slot on it
   /// is the warp's part of the split, so that the order of the parts' sum does not depend on what came before it.
   FOVEA_DEVICE_MEMBER int first_slot_from(int slot) const {
-    return (cta.warp + L::kReaders - slot % L::kReaders) % L::kReaders;
+    return (my_part() + L::kParts - slot % L::kParts) % L::kParts;
   }
 
   /// A operands of Q Kᵀ, straight from memory: two elements of a row at a time. Rows that do not exist are the first
@@ -147,14 +177,22 @@ struct Reader {
     if (is_cut) ptx::fence_proxy_async_shared_cta();
   }
 
-  /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0.
+  /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0. One warp clears for all
+  /// that read the slice.
   FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename L::VTile& values, int num_keys) const {
     using Tile = typename L::VTile;
+    const int begin = my_block() == 0 ? cta.lane : (spec.tile_kv - num_keys) * Tile::kChunks;
 #pragma unroll 1
-    for (int at = cta.lane; at < (spec.tile_kv - num_keys) * Tile::kChunks; at += 32) {
+    for (int at = begin; at < (spec.tile_kv - num_keys) * Tile::kChunks; at += 32) {
       ptx::st_shared(values.chunk(num_keys + at / Tile::kChunks, at % Tile::kChunks), ptx::U32x4{});
     }
-    ptx::sync_warp();
+    if constexpr (L::kBlocks == 1) {
+      ptx::sync_warp();
+    } else {
+#pragma unroll
+      for (int part = 0; part < L::kParts; ++part)
+        if (part == my_part()) ptx::bar_sync(kFirstOfParts + part, 32 * L::kBlocks);
+    }
   }
 
   // ---- join --------------------------------------------------------------------------------------
@@ -182,23 +220,12 @@ struct Reader {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void join(const Work& work) {
-    const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
+  FOVEA_DEVICE_MEMBER void join(const Posted& split) {
+    const Team team{cta.p.common, split.work, cta.smem, 0, cta.lane};
     const team::Join<L::kWarpSpec, Mods, typename L::Parts> rows{team, cta.parts()};
-    const auto careful = [this](const Row& row) { compute_carefully(row); };
-    if constexpr (spec.takes_groups)
-      return group.add(cta.warp, rows, cta.policy_of_sums(), careful);
-    rows.run(cta.warp, L::kReaders, careful);
-  }
-
-  FOVEA_DEVICE_MEMBER void compute_carefully(const Row& row) const {
-    if constexpr (spec.has_codes()) {
-      using Rows = CodesOfRow<spec.k_codes, spec.v_codes>;
-      CarefulRow<L::kWarpSpec, Mods, Rows>(row, Rows{row.p, cta.p.k_scale, cta.p.v_scale, row.work})
-          .run();
-    } else {
-      CarefulRow<L::kWarpSpec, Mods>(row).run();
-    }
+    if constexpr (spec.takes_groups) return UnitOfSplits<spec, Mods>(cta, rows, split.unit).add();
+    rows.run(cta.warp, L::kReaders,
+             [this](const Row& row) { compute_carefully<spec, Mods>(cta, row); });
   }
 };
 

@@ -10,6 +10,7 @@
 #include "shared/cache_policy.h"
 #include "shared/forward_params_sm90.h"
 #include "shared/forward_spec.h"
+#include "shared/split.h"
 #include "sm90/role_warp.cuh"
 #include "team/join.cuh"
 #include "team/team.cuh"
@@ -20,12 +21,15 @@ namespace fovea::cuda::sm90::decoding {
 /// All that follows from the spec.
 template <Sm90DecodeSpec spec>
 struct Layout {
-  static constexpr TeamSpec kWarpSpec = spec_of_decoding_warp(spec);
+  static constexpr TeamSpec kWarpSpec = spec_of_decoding_warps(spec);
   using T = team::Traits<kWarpSpec>;
   static constexpr int kReaders = sm90_decode_readers(spec);
+  static constexpr int kBlocks = kWarpSpec.num_warps;  // of rows, each a warp's
+  static constexpr int kParts = sm90_decode_parts(spec);
   static constexpr int kLoaders = kDecodeLoaders;
   static constexpr int kStages = spec.stages;  // boxes under way or being computed
   static constexpr int kSlices = spec.slices_of_box;
+  static constexpr int kReadersOfBox = kBlocks * (kSlices < kParts ? kSlices : kParts);
   /// Of a box; a slice is a part of its rows.
   template <int head_dim>
   using BoxTile = SharedTile<kSlices * spec.tile_kv, sm90_decode_key_bytes(spec) * head_dim>;
@@ -33,21 +37,28 @@ struct Layout {
   using VTile = BoxTile<spec.head_dim_v>;
   static constexpr int kRecords = kDecodeRecords;
   static constexpr Sm90DecodeLayout kAt = sm90_decode_layout(spec);
-  using Parts = team::Parts<kReaders, spec.head_dim_v>;
-  static_assert(Parts::kBytes == kReaders * kAt.part_bytes, "host and device count the same bytes");
+  using Parts = team::Parts<kParts, spec.tile_q, spec.head_dim_v>;
+  static_assert(Parts::kBytes == kParts * kAt.part_bytes, "host and device count the same bytes");
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
-  static_assert(spec.tile_q == 16, "a warp has all rows of the CTA, which are one m of mma.sync");
+  static_assert(spec.tile_q == kBlocks * kDecodeRows && kReaders == kBlocks * kParts,
+                "each part of the keys has a warp for each block of rows");
   // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities
   // alias.
-  static_assert(kStages * kSlices % kReaders == 0, "a slot is one warp's");
+  static_assert(kStages * kSlices % kParts == 0, "a slot is always the same warps'");
   static_assert(kStages % kLoaders == 0, "a box is one loading warp's");
-  static_assert(kReaders % kSlices == 0, "of a box a warp has one slice");
+  static_assert(kParts % kSlices == 0, "of a box a warp has one slice at most");
   static_assert(spec.tile_kv * KTile::kRowPitch % 1024 == 0 &&
                     spec.tile_kv * VTile::kRowPitch % 1024 == 0,
                 "TMA's swizzle repeats after 1024 bytes");
   static_assert(spec.has_codes() == (spec.v_codes != Codes::none), "both are codes or neither");
   /// The loading warp's lane that asks for a box; of codes each lane copies scales.
   static constexpr int kArrivals = spec.has_codes() ? 1 + 32 : 1;
+};
+
+/// A split as the loading warp posts it.
+struct Posted {
+  Work work;
+  Unit unit;  // that it is a part of
 };
 
 template <Sm90DecodeSpec spec>
@@ -88,41 +99,41 @@ struct Cta : RoleWarp {
 
   // ---- splits that the loading warp posts --------------------------------------------------------
 
-  FOVEA_DEVICE_MEMBER void post_work(const Work& work, Ring<L::kRecords>& records) const {
-    static_assert(sizeof(Work) <= kDecodeRecordBytes, "a record holds a split");
+  FOVEA_DEVICE_MEMBER void post(const Posted& split, Ring<L::kRecords>& records) const {
+    static_assert(sizeof(Posted) <= kDecodeRecordBytes, "a record holds a split");
     await(barrier(L::kAt.read, records.stage), records.parity);
     if (lane == 0) {
       const SharedAddress to = smem + L::kAt.records + records.stage * kDecodeRecordBytes;
-      const auto words = ptx::bit_cast<WorkWords>(work);
+      const auto words = ptx::bit_cast<PostedWords>(split);
 #pragma unroll
-      for (int i = 0; i < kWorkWords; ++i) ptx::st_shared(to + 4 * i, words.word[i]);
+      for (int i = 0; i < kPostedWords; ++i) ptx::st_shared(to + 4 * i, words.word[i]);
     }
     release(barrier(L::kAt.posted, records.stage));
     records.advance();
   }
 
-  FOVEA_DEVICE_MEMBER Work take_work(Ring<L::kRecords>& records) const {
-    const Work work = look_at_work(records);
+  FOVEA_DEVICE_MEMBER Posted take(Ring<L::kRecords>& records) const {
+    const Posted split = look(records);
     release(barrier(L::kAt.read, records.stage));
     records.advance();
-    return work;
+    return split;
   }
 
   /// The next one, which stays.
-  FOVEA_DEVICE_MEMBER Work look_at_work(const Ring<L::kRecords>& records) const {
+  FOVEA_DEVICE_MEMBER Posted look(const Ring<L::kRecords>& records) const {
     ptx::mbarrier_wait_parity(barrier(L::kAt.posted, records.stage), records.parity);
     const SharedAddress from = smem + L::kAt.records + records.stage * kDecodeRecordBytes;
-    WorkWords words;
+    PostedWords words;
 #pragma unroll
-    for (int i = 0; i < kWorkWords; ++i)
+    for (int i = 0; i < kPostedWords; ++i)
       words.word[i] = ptx::ld_shared<std::uint32_t>(from + 4 * i);
-    return ptx::bit_cast<Work>(words);
+    return ptx::bit_cast<Posted>(words);
   }
 
  private:
-  static constexpr int kWorkWords = sizeof(Work) / 4;
-  struct WorkWords {
-    std::uint32_t word[kWorkWords];
+  static constexpr int kPostedWords = sizeof(Posted) / 4;
+  struct PostedWords {
+    std::uint32_t word[kPostedWords];
   };
 };
 

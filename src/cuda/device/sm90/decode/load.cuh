@@ -2,6 +2,7 @@
 // buffers of its own; scales of codes by cp.async (scales.cuh). Read compute.cuh next.
 #pragma once
 
+#include "common/key_share.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/mbarrier.cuh"
@@ -9,6 +10,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "sm90/decode/box_walk.cuh"
+#include "sm90/decode/cluster.cuh"
 #include "sm90/decode/cta.cuh"
 #include "sm90/decode/scales.cuh"
 #include "sm90/split_finder.cuh"
@@ -90,27 +92,44 @@ struct Load {
       : cta(of_cta), loader(of_cta.warp - L::kReaders), policy_(of_cta.policy_of_keys()) {}
 
   FOVEA_DEVICE_MEMBER void run() {
-    SplitFinder<spec, false, spec.takes_groups> finder(cta.p.common);
-    for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
-      Work work = finder.find(idx);
-      post(work);
-      if (work.is_nothing) return;
-      load_split(work);
-      if constexpr (spec.takes_groups) load_rest_of_group(work);
+    if constexpr (is_clustered(spec)) {
+      const Work work = work_of_cluster<spec>(cta.p.common);
+      post({work, Unit::split});
+      if (!work.is_nothing) load_split(work);
+    } else {
+      load_units();
     }
   }
 
  private:
-  /// Both loading warps find the same splits.
-  FOVEA_DEVICE_MEMBER void post(const Work& work) {
-    if (loader == 0) cta.post_work(work, records);
+  FOVEA_DEVICE_MEMBER void load_units() {
+    SplitFinder<spec, false, spec.takes_groups> finder(cta.p.common, share());
+    for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
+      Work work = finder.find(idx);
+      post({work, finder.unit()});
+      if (work.is_nothing) return;
+      load_split(work);
+      if constexpr (spec.takes_groups) load_rest(work, finder.unit());
+    }
   }
 
-  FOVEA_DEVICE_MEMBER void load_rest_of_group(Work& work) {
+  /// Both loading warps find the same splits.
+  FOVEA_DEVICE_MEMBER void post(const Posted& split) {
+    if (loader == 0) cta.post(split, records);
+  }
+
+  FOVEA_DEVICE_MEMBER KeyShare share() const {
+    if constexpr (!spec.takes_groups) return {0, false};
+    return key_share<kCacheKind<spec>>(cta.p.common, cta.p.tiles_of_cta);
+  }
+
+  /// Of the unit.
+  FOVEA_DEVICE_MEMBER void load_rest(Work& work, Unit unit) {
+    if (unit == Unit::split) return;
 #pragma unroll 1
-    while (!ends_group<spec>(work)) {
+    while (!(unit == Unit::group ? ends_group(work) : ends_sequence(work))) {
       take_split<spec>(work, work.split + 1);
-      post(work);
+      post({work, unit});
       load_split(work);
     }
   }

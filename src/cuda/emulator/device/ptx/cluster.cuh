@@ -39,7 +39,7 @@ FOVEA_DEVICE T ld_shared_cluster(SharedAddress from, Site site = Site::here()) {
 
 template <class T>
 FOVEA_DEVICE void st_shared_cluster(SharedAddress to, const T& value, Site site = Site::here()) {
-  static_assert(sizeof(T) == 4, "writes 4 bytes");
+  static_assert(sizeof(T) == 4 || sizeof(T) == 16, "writes 4 or 16 bytes");
   const Instruction what{"st.shared::cluster", site};
   emulator::check_registers(&value, sizeof(T), what);
   emulator::store_shared(to, &value, sizeof(T), what);
