@@ -113,6 +113,8 @@ cuda::Sm90DecodeSpec decode_of_label(const std::string& label, cuda::Sm90DecodeS
                                      const ForwardProblem& problem,
                                      const cuda::DeviceTraits& device) {
   const auto has = [&label](std::string_view word) { return label.find(word) != label.npos; };
+  // Kernels are printed for a GPU of many SMs: as many boxes as that leaves room for.
+  spec = cuda::Sm90Decode::choose(problem, cuda::typical_device(9, 0));
   spec.takes_groups = spec.has_groups && has("groups");
   const auto splits = static_cast<std::uint32_t>(max_splits(spec, problem));
   spec.ctas_of_cluster = has("cluster") ? static_cast<std::int32_t>(std::bit_ceil(splits)) : 1;
