@@ -24,8 +24,8 @@
 // where they lie in shared memory; of other NaN and infinity in V, a row whose sums are not finite computes its split
 // again, key by key.
 //
-// Keys and values may be codes of 8 bits (sm90/decode_coded): half the bytes, so that slices are of 32 keys and boxes of
-// 128. Their scales come beside them by cp.async; codes become operands in registers.
+// Keys and values may be codes of 8 bits (sm90/decode_coded): half the bytes, so that slices are of 32 keys and boxes
+// of 128. Their scales come beside them by cp.async; codes become operands in registers.
 //
 // Chapters, in decode/:
 //

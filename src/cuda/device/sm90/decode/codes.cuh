@@ -45,8 +45,8 @@ class CodedProducts {
  public:
   static constexpr int kQkChunks = spec.head_dim_qk / 16, kVChunks = spec.head_dim_v / 16;
 
-  /// A operands of Q Kᵀ are on their way, straight from memory. Rows that do not exist are the first one: nobody asks for
-  /// what becomes of them.
+  /// A operands of Q Kᵀ are on their way, straight from memory. Rows that do not exist are the first one: nobody asks
+  /// for what becomes of them.
   FOVEA_DEVICE_MEMBER void ask_for_queries(const Team& team) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -230,8 +230,8 @@ class CodedProducts {
   }
 
   std::uint32_t queries_[kQkChunks][4];
-  // A byte each, in one register: of two rows the power of two which Q is times what is multiplied, 0 while it is not f16
-  // yet; and the one that no scale of a value is above, so far.
+  // A byte each, in one register: of two rows the power of two which Q is times what is multiplied, 0 while it is not
+  // f16 yet; and the one that no scale of a value is above, so far.
   std::uint32_t exponents_ = 0;
 };
 
