@@ -13,6 +13,7 @@
 #include "cuda/pages/rank_pages.hpp"
 #include "cuda/prefix/prefix_places.hpp"
 #include "cuda/rotary/rotary.hpp"
+#include "cuda/sum/sum_parts.hpp"
 #include "problem/decode.hpp"
 #include "problem/forward.hpp"
 #include "problem/shared_prefix.hpp"
