@@ -8,14 +8,16 @@
 namespace fovea::cuda::ptx {
 
 #if defined(__gfx950__)
-using TransposedColumn = short __attribute__((vector_size(8)));
-
 /// Note: LLVM 22 waits for all copies to LDS, those of the next tile too, before an access of which it knows nothing.
 /// ld_shared has its type; this has `restrict`, and is a function for that.
-FOVEA_DEVICE TransposedColumn read_transposed(__attribute__((address_space(3)))
-                                              TransposedColumn* __restrict from) {
-  return __builtin_amdgcn_ds_read_tr16_b64_v4i16(from);
-}
+struct TransposedRead {
+  using Column = short __attribute__((vector_size(8)));
+  using LocalColumn = __attribute__((address_space(3))) Column;
+
+  FOVEA_DEVICE_MEMBER static Column of(LocalColumn* __restrict from) {
+    return __builtin_amdgcn_ds_read_tr16_b64_v4i16(from);
+  }
+};
 #endif
 
 /// ds_read_b64_tr_b16: of 16 lanes, lane 4 r + c names elements 4 c .. 4 c + 3 of row r, 8 bytes; lane i gets element i
@@ -24,8 +26,7 @@ template <Element element>
 FOVEA_DEVICE U32x2 ds_read_b64_tr_b16(SharedAddress from) {
   static_assert(element != Element::f32, "ds_read_b64_tr_b16 reads bf16 or f16");
 #if defined(__gfx950__)
-  using LocalColumn = __attribute__((address_space(3))) TransposedColumn;
-  return bit_cast<U32x2>(read_transposed((LocalColumn*)from));
+  return bit_cast<U32x2>(TransposedRead::of((TransposedRead::LocalColumn*)from));
 #else
   static_assert(element == Element::f32, "there are no transposed reads before gfx950");
 #endif
