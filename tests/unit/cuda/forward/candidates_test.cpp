@@ -972,7 +972,7 @@ TEST(ForwardCandidates, ChunksOfFewQueriesOverACacheGoToSmallerTiles) {
 
 TEST(ForwardCandidates, LeftPaddingOfAContiguousCacheIsReadByTma) {
   ForwardProblem f = validate(
-      problem_of({.seqlen_q = 4, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6}), "test");
+      problem_of({.seqlen_q = 5, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6}), "test");
   f.is_cached = true;
   f.cache = {.has_left_padding = true, .has_aligned_rows = true};
   EXPECT_EQ(choose_forward(f, typical_device(9, 0)).candidate, kHopper);

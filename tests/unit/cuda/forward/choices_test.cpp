@@ -115,6 +115,8 @@ TEST(ForwardChoices, TilesAreAllThatDiffers) {
         sm90->q_stages = tile.q_stages;
         sm90->is_dynamic = tile.is_dynamic != 0;
       }
+      if (auto* decode = spec.get_if<Sm90DecodeSpec>())
+        decode->takes_groups = tile.takes_groups != 0;
       if (auto* team = spec.get_if<TeamSpec>())  // follows from the tile
         team->keeps_queries = choice.spec.as<TeamSpec>().keeps_queries;
       EXPECT_EQ(choice.spec, spec) << print_choice(winner_of(choice));
