@@ -265,6 +265,7 @@ void ForwardLaunch::add_combine(const ForwardPlan& plan, KernelLaunches& all) co
     all.add(combine_launch(combine_params, form, candidate_named(plan.candidate).is_chained,
                            plan.device));
   }
+  add_clear(all);
 }
 
 void ForwardLaunch::add_clear(KernelLaunches& all) const {
@@ -280,7 +281,6 @@ KernelLaunches ForwardLaunch::launches(const ForwardPlan& plan) const {
   add_tables(all);
   all.add(main_launch(plan, params));
   add_combine(plan, all);
-  add_clear(all);
   return all;
 }
 

@@ -52,8 +52,9 @@ struct ForwardLaunch {
 
   // The pieces of it, which others put together with their own.
   void add_tables(KernelLaunches& all) const;
+  /// And rows of nobody, which are add_clear's.
   void add_combine(const ForwardPlan& plan, KernelLaunches& all) const;
-  void add_clear(KernelLaunches& all) const;  // of rows of nobody
+  void add_clear(KernelLaunches& all) const;
   /// With the CTAs of `grid`, which kernels that stay on their SMs replace.
   template <typename Params>
   KernelLaunch main_launch(const ForwardPlan& plan, const Params& main_params) const {

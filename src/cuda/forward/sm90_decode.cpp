@@ -253,8 +253,11 @@ KernelLaunches DecodeLaunch::launches(const ForwardPlan& plan) const {
   KernelLaunch main = common.main_launch(plan, params);
   main.grid = {.x = num_ctas};
   all.add(main);
-  if (!is_clustered(plan.spec.as<Sm90DecodeSpec>())) common.add_combine(plan, all);
-  common.add_clear(all);
+  if (is_clustered(plan.spec.as<Sm90DecodeSpec>())) {
+    common.add_clear(all);
+  } else {
+    common.add_combine(plan, all);
+  }
   return all;
 }
 

@@ -142,7 +142,6 @@ KernelLaunches LatentLaunch::launches(const ForwardPlan& plan) const {
   main.grid = {.x = num_ctas};
   all.add(main);
   common.add_combine(plan, all);
-  common.add_clear(all);
   return all;
 }
 

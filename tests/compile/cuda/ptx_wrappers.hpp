@@ -81,6 +81,8 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"f32_of_f16_lo", 80, "a.f[0] = f32_of_f16_lo(a.u[1]);", {"HADD2.F32"}},
     {"f32_of_f16_hi", 80, "const std::uint32_t pair = ld_global(a.u); a.u[1] = pair; a.f[0] = f32_of_f16_hi(pair);", {"HADD2.F32", ".H1_H1"}},
     {"cvt_e4m3x2", 90, "a.u[0] = cvt_e4m3x2(a.f[1], a.f[2]);", {"F2FP.SATFINITE.E4M3"}},
+    {"f16x2_of_e4m3x2_lo", 90, "a.u[0] = f16x2_of_e4m3x2_lo(a.u[1]);", {"F2FP.F16.E4M3.UNPACK_B"}},
+    {"f16x2_of_e4m3x2_hi", 90, "a.u[0] = f16x2_of_e4m3x2_hi(a.u[1]);", {"F2FP.F16.E4M3.UNPACK_B"}},
     {"cvt_u8x4", 90, "a.u[0] = cvt_u8x4(a.f[1], a.f[2], a.f[3], a.f[4]);", {"F2IP.U8.F32.NTZ"}},
     {"cvt_s8x4", 90, "a.u[0] = cvt_s8x4(a.f[1], a.f[2], a.f[3], a.f[4]);", {"F2IP.S8.F32.NTZ"}},
     {"cvt_rna_tf32", 80, "a.u[0] = cvt_rna_tf32(a.f[1]);", {"0xffffe000"}},
@@ -88,6 +90,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"mul_bf16x2", 80, "a.u[0] = mul_bf16x2(a.u[1], a.u[2]);", {"HFMA2.BF16"}},
     {"and_or", 80, "a.u[0] = and_or(a.u[1], a.u[2], a.u[3]);", {"LOP3.LUT"}},
     {"prmt", 80, "a.u[0] = prmt(a.u[1], a.u[2], a.u[3]);", {"PRMT"}},
+    {"add_f16x2", 80, "a.u[0] = add_f16x2(a.u[1], a.u[2]);", {"HFMA2.MMA R"}},
     {"mul_f16x2", 80, "a.u[0] = mul_f16x2(a.u[1], a.u[2]);", {"HFMA2.MMA R"}},
     {"cvt_rni", 80, "a.f[0] = cvt_rni(a.f[1]);", {"FRND"}},
 
