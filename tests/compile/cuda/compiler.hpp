@@ -32,8 +32,8 @@ inline const jit::Cubin& compiled(const jit::KernelText& text, jit::Architecture
   return cubins.emplace(key, compiler().compile(text, architecture)).first->second;
 }
 
-/// One text that several architectures run differs between them by ptxas alone, and compiling it for each took a quarter
-/// of all that these tests take: a run compiles for the first of them, a long one (FOVEA_TEST_LONG) for all.
+/// One text that several architectures run differs between them by ptxas alone, and compiling it for each took a
+/// quarter of all that these tests take: a run compiles for the first of them, a long one (FOVEA_TEST_LONG) for all.
 inline std::vector<jit::Architecture> of_this_run(std::initializer_list<jit::Architecture> all) {
   if (fovea::testing::times_longer() > 1) return all;
   return {*all.begin()};
