@@ -213,8 +213,8 @@ def device_plan(shards: ShardPlan) -> DevicePlan:
     program = _with_arrays(mask_program({**shards.mask_words, "segment_ids": None}))
     segment_ids = shards.mask_words["segment_ids"]
     if segment_ids is not None:
-        pair = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-        segment_ids = tuple(np.asarray(x, np.int32) for x in pair)
+        of_q, of_kv = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        segment_ids = (np.asarray(of_q, np.int32), np.asarray(of_kv, np.int32))
     mask, tensors = None, ()
     if program is not None:
         scalars = tuple((name, program.captures[name]) for name in program.scalar_names)

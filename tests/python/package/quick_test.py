@@ -45,9 +45,10 @@ def test_both_sides_have_the_same_lists() -> None:
 
     own = ["plan", "workspace", "workspace_bytes", "return_lse", "out", "lse", "row_max", "q", "k", "v"]
     assert enumerators("Argument", "") == [*own, *_quick.FEATURES, "causal"]  # the first feature, once more
-    by_python = {"quant", "accuracy"}  # a call with them never comes to the extension
+    scales = {"q_scale", "k_scale", "v_scale"}
+    by_python = {"quant", "accuracy", *scales}  # a call with them never comes to the extension
     assert {*_quick.FEATURES, *by_python, "return_lse", "out", "lse", "row_max"} == set(fovea.attention.__kwdefaults__)
-    inputs = [name for name in _forward.FIELDS if name not in ("out", "lse", "row_max")]
+    inputs = [name for name in _forward.FIELDS if name not in ("out", "lse", "row_max", *scales)]
     assert enumerators("Input", "Input") == inputs
 
 
