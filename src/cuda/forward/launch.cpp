@@ -192,7 +192,8 @@ class Filler {
          .num_heads_q = p.num_heads_q,
          .head_dim_v = p.head_dim_v,
          .num_rows = rows,
-         .num_sequences = p.num_sequences};
+         .num_sequences = p.num_sequences,
+         .tiles_of_cta = 0};
   }
 
   static void fill_clear(ForwardLaunch& launch, const ForwardProblem& f) {

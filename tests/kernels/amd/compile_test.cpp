@@ -139,7 +139,9 @@ TEST_P(CdnaMachineCode, StaysWithinItsBudget) {
     const std::ptrdiff_t reads = count(block, "ds_read_b64_tr_b16");
     transposed += reads;
     // What comes for the next tile is not waited for beside them.
-    if (reads > 0) EXPECT_EQ(count(block, "s_waitcnt vmcnt"), 0);
+    if (reads > 0) {
+      EXPECT_EQ(count(block, "s_waitcnt vmcnt"), 0);
+    }
     if (multiplied + count(block, "v_max3") + count(block, "ds_write_b128") == 0) continue;
     powers += count(block, "v_exp_f32");
     vector_instructions += count(block, "v_") - multiplied - count(block, "v_exp_f32");
