@@ -236,8 +236,10 @@ def attention(
     >>> out = fovea.attention(q, k, v, score_mod=lambda score, b, h, q_idx, kv_idx: score - slopes[h] * abs(q_idx - kv_idx))
     """
     if compiled is not None and compiled.is_compiling():
-        if quant is not None or not (q_scale is None and k_scale is None and v_scale is None):
-            raise Unsupported(f"attention: quant is {quant!r} in a compiled graph, or scales are given; expected none")
+        if quant is not None:
+            raise Unsupported(f"attention: quant is {quant!r} in a compiled graph; expected none")
+        if not (q_scale is None and k_scale is None and v_scale is None):
+            raise Unsupported("attention: q_scale, k_scale or v_scale in a compiled graph; expected none of them")
         if out is not None or lse is not None or row_max is not None or compute_dtype != "auto" or cpu_target != "auto" or sm_margin:
             raise Unsupported("attention: out, lse, row_max, compute_dtype, cpu_target or sm_margin in a compiled graph; expected none of them")
         return compiled.attention(

@@ -103,8 +103,8 @@ def _attend(
     if _quick.attend is None:
         return NotImplemented
     getter, captured = _places_of(names)
-    q, k, v, bias, alibi, dense, segments_q, segments_kv, sinks, cu_q, cu_kv, seeds, offsets, places = getter((*tensors, None))
-    if places is not None:
+    q, k, v, bias, alibi, dense, segments_q, segments_kv, sinks, cu_q, cu_kv, seeds, offsets, *others = getter((*tensors, None))
+    if any(other is not None for other in others):
         return NotImplemented
     if seeds is not None:
         seed, offset = seeds, offsets

@@ -20,8 +20,8 @@ constexpr std::int32_t kWaves = 4, kWorkgroupsOfCu = 2;
 constexpr std::int64_t kLongestRowStride = (std::int64_t{1} << 31) / (2 * kMostKeys) - kWide;
 
 std::int32_t of_tile(std::int64_t head_dim) {
-  if (head_dim > kWide) return kWidest;
-  return head_dim <= kNarrow ? kNarrow : kWide;
+  if (head_dim > kWide) return static_cast<std::int32_t>(kWidest);
+  return static_cast<std::int32_t>(head_dim <= kNarrow ? kNarrow : kWide);
 }
 
 /// What holds registers beside the sums: programs, the generator of dropout, look-ups of pages.
