@@ -8,6 +8,7 @@
 
 #include "fovea/error.hpp"
 
+#include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
@@ -81,15 +82,7 @@ void fill_positions(const TensorView& positions, TokenRows& rows) {
 
 }  // namespace
 
-jit::KernelText append_text() {
-  return {.unit = fmt::format("#include \"common/append_to_cache.cuh\"\n"
-                              "extern \"C\" __global__ void __launch_bounds__({})\n"
-                              "{}(const __grid_constant__ fovea::cuda::AppendParams p) {{\n"
-                              "  fovea::cuda::append_to_cache(p);\n"
-                              "}}\n",
-                              kThreads, jit::kEntryName),
-          .label = "common/append_to_cache"};
-}
+jit::KernelText append_text() { return common_kernel("append_to_cache", "AppendParams", kThreads); }
 
 AppendPlan plan_append(Device device) {
   return {load_alone(append_text(), device, "append_to_cache")};

@@ -7,6 +7,7 @@
 
 #include "fovea/error.hpp"
 
+#include "cuda/kernel_unit.hpp"
 #include "cuda/params/rows_param.hpp"
 
 namespace fovea::cuda {
@@ -41,15 +42,7 @@ void refuse_merge(const MergeStates& args) {
     throw Unsupported(fmt::format("merge_states: 2^31 groups of {} rows, or more", kRows));
 }
 
-jit::KernelText merge_text() {
-  return {.unit = fmt::format("#include \"common/merge_states.cuh\"\n"
-                              "extern \"C\" __global__ void __launch_bounds__({})\n"
-                              "{}(const __grid_constant__ fovea::cuda::MergeParams p) {{\n"
-                              "  fovea::cuda::merge_states(p);\n"
-                              "}}\n",
-                              kRows * 32, jit::kEntryName),
-          .label = "common/merge_states"};
-}
+jit::KernelText merge_text() { return common_kernel("merge_states", "MergeParams", kRows * 32); }
 
 MergePlan plan_merge(Device device) { return {load_alone(merge_text(), device, "merge_states")}; }
 

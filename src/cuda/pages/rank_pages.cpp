@@ -1,8 +1,7 @@
 // Fill params, launch.
 #include "cuda/pages/rank_pages.hpp"
 
-#include <fmt/format.h>
-
+#include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
@@ -28,13 +27,7 @@ RankPagesPlaces places_param(const RankPages& p) {
 }  // namespace
 
 jit::KernelText rank_pages_text() {
-  return {.unit = fmt::format("#include \"common/rank_pages.cuh\"\n"
-                              "extern \"C\" __global__ void __launch_bounds__({})\n"
-                              "{}(const __grid_constant__ fovea::cuda::RankPagesParams p) {{\n"
-                              "  fovea::cuda::rank_pages(p);\n"
-                              "}}\n",
-                              kThreads, jit::kEntryName),
-          .label = "common/rank_pages"};
+  return common_kernel("rank_pages", "RankPagesParams", kThreads);
 }
 
 RankPagesPlan plan_rank_pages(Device device) {

@@ -1,10 +1,9 @@
 // Fill params, launch.
 #include "cuda/prefix/prefix_places.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
+#include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
 
 namespace fovea::cuda {
@@ -42,15 +41,7 @@ void fill_cache(const KvCache& cache, PrefixParams& p) {
 
 }  // namespace
 
-jit::KernelText prefix_text() {
-  return {.unit = fmt::format("#include \"common/prefix_places.cuh\"\n"
-                              "extern \"C\" __global__ void __launch_bounds__({})\n"
-                              "{}(const __grid_constant__ fovea::cuda::PrefixParams p) {{\n"
-                              "  fovea::cuda::prefix_places(p);\n"
-                              "}}\n",
-                              kThreads, jit::kEntryName),
-          .label = "common/prefix_places"};
-}
+jit::KernelText prefix_text() { return common_kernel("prefix_places", "PrefixParams", kThreads); }
 
 PrefixPlan plan_prefix(Device device) {
   return {load_alone(prefix_text(), device, "attention_decode")};

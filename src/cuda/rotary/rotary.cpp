@@ -1,8 +1,7 @@
 // Fill params, launch.
 #include "cuda/rotary/rotary.hpp"
 
-#include <fmt/format.h>
-
+#include "cuda/kernel_unit.hpp"
 #include "cuda/params/tensor_params.hpp"
 #include "problem/rotary.hpp"
 
@@ -22,15 +21,7 @@ BshdParam angles(const TensorView& table) {
 
 }  // namespace
 
-jit::KernelText rotary_text() {
-  return {.unit = fmt::format("#include \"common/rotary.cuh\"\n"
-                              "extern \"C\" __global__ void __launch_bounds__({})\n"
-                              "{}(const __grid_constant__ fovea::cuda::RotaryParams p) {{\n"
-                              "  fovea::cuda::rotary(p);\n"
-                              "}}\n",
-                              kThreads, jit::kEntryName),
-          .label = "common/rotary"};
-}
+jit::KernelText rotary_text() { return common_kernel("rotary", "RotaryParams", kThreads); }
 
 RotaryPlan plan_rotary(Device device) { return {load_alone(rotary_text(), device, "rotary")}; }
 

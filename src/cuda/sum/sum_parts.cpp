@@ -9,6 +9,7 @@
 
 #include "fovea/error.hpp"
 
+#include "cuda/kernel_unit.hpp"
 #include "cuda/params/rows_param.hpp"
 
 namespace fovea::cuda {
@@ -81,15 +82,7 @@ void refuse_grid(std::int64_t num_warps) {
 
 }  // namespace
 
-jit::KernelText sum_text() {
-  return {.unit = fmt::format("#include \"common/sum_parts.cuh\"\n"
-                              "extern \"C\" __global__ void __launch_bounds__({})\n"
-                              "{}(const __grid_constant__ fovea::cuda::SumParams p) {{\n"
-                              "  fovea::cuda::sum_parts(p);\n"
-                              "}}\n",
-                              kWarps * 32, jit::kEntryName),
-          .label = "common/sum_parts"};
-}
+jit::KernelText sum_text() { return common_kernel("sum_parts", "SumParams", kWarps * 32); }
 
 SumPlan plan_sum(Device device) { return {load_alone(sum_text(), device, "sum of tensors")}; }
 
