@@ -109,12 +109,11 @@ cuda::DeviceTraits small_hopper() {
 namespace {
 
 /// Who folds splits, whatever the device: bits are the same.
-cuda::Sm90DecodeSpec decode_of_label(const std::string& label, cuda::Sm90DecodeSpec spec,
-                                     const ForwardProblem& problem,
+cuda::Sm90DecodeSpec decode_of_label(const std::string& label, const ForwardProblem& problem,
                                      const cuda::DeviceTraits& device) {
   const auto has = [&label](std::string_view word) { return label.find(word) != label.npos; };
   // Kernels are printed for a GPU of many SMs: as many boxes as that leaves room for.
-  spec = cuda::Sm90Decode::choose(problem, cuda::typical_device(9, 0));
+  cuda::Sm90DecodeSpec spec = cuda::Sm90Decode::choose(problem, cuda::typical_device(9, 0));
   spec.takes_groups = spec.has_groups && has("groups");
   const auto splits = static_cast<std::uint32_t>(max_splits(spec, problem));
   spec.ctas_of_cluster = has("cluster") ? static_cast<std::int32_t>(std::bit_ceil(splits)) : 1;
@@ -139,9 +138,9 @@ cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& proble
   // Of more than 16 rows too, whose kernel is the one for long problems where heads are wide.
   if (label.starts_with("hopper_") && plan.candidate == cuda::Sm90Decode::kName)
     plan = plan_without({cuda::Sm90Decode::kName}, problem, device);
-  if (const auto* decode = plan.spec.get_if<cuda::Sm90DecodeSpec>()) {
+  if (plan.spec.get_if<cuda::Sm90DecodeSpec>() != nullptr) {
     cuda::Choice choice{&cuda::candidate_named(plan.candidate), plan.spec};
-    choice.spec = decode_of_label(label, *decode, problem, device);
+    choice.spec = decode_of_label(label, problem, device);
     plan = plan_choice(problem, device, choice);
   }
   if (!label.starts_with("choice_")) return plan;
