@@ -8,19 +8,17 @@ has them, or rows' do ("scales by rows"). Contenders are Fovea over bf16, int8 a
 reported as an error is against the numbers before they were rounded. Clocks, flushes and rounds are gpu_peers.py's; a bound is what a kernel makes that only reads as many bytes as codes are.
 """
 
-import argparse
 import ctypes
 import json
 import math
-import pathlib
 import re
 import sys
 import time
 
 import torch
 
-from gpu_decode_peers import HEAD_DIM, HEADS_KV, FoveaDecode, Problem
-from gpu_peers import Clock, fovea
+from gpu_decode_peers import HEAD_DIM, HEADS_KV, FoveaDecode, Problem, libraries_of, parse_args
+from gpu_peers import Clock, fovea, keep
 from gpu_reader import reader_of
 
 CODES = {"int8": (torch.int8, 127.0), "e4m3": (torch.float8_e4m3fn, 448.0)}
@@ -109,25 +107,14 @@ def markdown(rows):
     return "\n".join(lines)
 
 
-def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="libfovea.so")
-    parser.add_argument("--before", help="another libfovea.so, as one more contender over codes")
-    parser.add_argument("--match", default="", help="cases whose names contain this regular expression")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=300, help="no case starts later than this")
-    parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file, case by case")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = parse_args(__doc__)
     if not torch.cuda.is_available():
         print("gpu_coded_peers: skipped, PyTorch has no GPU")
         return 77
     begin, clock = time.monotonic(), Clock()
     torch.manual_seed(0)
-    libraries = {"fovea": fovea.Library(args.library)} | ({"before": fovea.Library(args.before)} if args.before else {})
+    libraries = libraries_of(args)
     rows = []
     for case in CASES:
         if time.monotonic() - begin > args.seconds:
@@ -139,7 +126,7 @@ def main():
         rows.append(measure(case, libraries, clock, args.rounds))
         print(f"gpu_coded_peers: {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
         if args.json:
-            args.json.write_text(json.dumps({"gpu": torch.cuda.get_device_name(0), "rounds": args.rounds, "rows": rows}, indent=1))
+            keep(args.json, {"gpu": torch.cuda.get_device_name(0), "rounds": args.rounds, "rows": rows})
     print(f"{torch.cuda.get_device_name(0)}, PyTorch {torch.__version__}; medians of {args.rounds}.\n\n{markdown(rows)}")
     wrong = [text for row in rows for text in row["wrong"]]
     for text in wrong:

@@ -179,8 +179,9 @@ def markdown(rows):
     return "\n".join(lines + [""] + [f"{name} did not run: {why}" for name, why in sorted(reasons)])
 
 
-def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse_args(doc):
+    """Options of the program whose docstring this is: of all that measure decoding."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--library", required=True, help="libfovea.so")
     parser.add_argument("--before", help="another libfovea.so, as one more contender")
     parser.add_argument("--match", default="", help="cases whose names contain this regular expression")
@@ -190,14 +191,18 @@ def parse_args():
     return parser.parse_args()
 
 
+def libraries_of(args):
+    return {"fovea": fovea.Library(args.library)} | ({"before": fovea.Library(args.before)} if args.before else {})
+
+
 def main():
-    args = parse_args()
+    args = parse_args(__doc__)
     if not torch.cuda.is_available():
         print("gpu_decode_peers: skipped, PyTorch has no GPU")
         return 77
     begin, clock = time.monotonic(), Clock()
     torch.manual_seed(0)
-    libraries = {"fovea": fovea.Library(args.library)} | ({"before": fovea.Library(args.before)} if args.before else {})
+    libraries = libraries_of(args)
     result = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "rounds": args.rounds, "rows": [], "wrong": []}
     for problem in problems(args.match):
         if time.monotonic() - begin > args.seconds:

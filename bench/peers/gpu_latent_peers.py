@@ -11,16 +11,15 @@ each, whatever a kernel reads again; products are 2 * rows * keys * (576 + 512).
 contender is wrong has no row.
 """
 
-import argparse
 import ctypes
 import math
-import pathlib
 import re
 import sys
 import time
 
 import torch
 
+from gpu_decode_peers import libraries_of, parse_args
 from gpu_peers import Clock, fovea, keep, started
 
 try:
@@ -160,25 +159,14 @@ def markdown(rows):
     return "\n".join(lines + [""] + [f"{name} did not run: {why}" for name, why in sorted(reasons)])
 
 
-def parse_args():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--library", required=True, help="libfovea.so")
-    parser.add_argument("--before", help="another libfovea.so, as one more contender")
-    parser.add_argument("--match", default="", help="cases whose names contain this regular expression")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=300, help="no case starts later than this")
-    parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file, case by case")
-    return parser.parse_args()
-
-
 def main():
-    args = parse_args()
+    args = parse_args(__doc__)
     if not torch.cuda.is_available():
         print("gpu_latent_peers: skipped, PyTorch has no GPU")
         return 77
     begin, clock = time.monotonic(), Clock()
     torch.manual_seed(0)
-    libraries = {"fovea": fovea.Library(args.library)} | ({"before": fovea.Library(args.before)} if args.before else {})
+    libraries = libraries_of(args)
     product = product_rate(clock, args.rounds)
     result = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "rounds": args.rounds, "product_tflops": product, "rows": [],
               "wrong": []}
