@@ -10,6 +10,7 @@ import env
 import headers
 import layers
 import mutants
+import tracked
 import words
 from tree import Source, strip_comments_and_strings
 
@@ -44,6 +45,15 @@ class Mutants(unittest.TestCase):
 
     def test_units_must_be_there(self) -> None:
         self.assertEqual(self.findings("return 1;", 'units = ["src/b.cpp"]'), 1)
+
+
+class Tracked(unittest.TestCase):
+    def test_caches_of_tools_are_not_the_project(self) -> None:
+        self.assertEqual(len(tracked.findings_of({".mypy_cache/3.11/cache.0.db": 10, "docs/.DS_Store": 10})), 2)
+        self.assertEqual(tracked.findings_of({".ci/run": 10, ".gitignore": 10, "src/core/env.cpp": 10}), [])
+
+    def test_large_files_stay_out(self) -> None:
+        self.assertEqual(len(tracked.findings_of({"examples/data/a.safetensors": tracked.MOST_BYTES + 1})), 1)
 
 
 class Layers(unittest.TestCase):
