@@ -104,7 +104,7 @@ struct float16 {
 };
 
 /// Eight bits as stored: sign, 4 of exponent (bias 7), 3 of mantissa; no infinity, NaN is 0x7f. What a cache of codes
-/// holds (kv_cache.hpp), which writes and reads them.
+/// holds (kv_cache.hpp), which writes and reads them; and q, k and v of a forward call that gives their scales.
 struct float8_e4m3 {
   std::uint8_t bits = 0;
 };

@@ -267,9 +267,9 @@ typedef struct fovea_attention_forward_args {
   uint32_t reserved_0;
 
   /* Shapes of packed sequences have total_q or total_kv in place of batch and seqlen. */
-  const DLTensor* q;       /* [batch, seqlen_q,  num_heads_q,  head_dim_qk] f32, f16 or bf16 */
-  const DLTensor* k;       /* [batch, seqlen_kv, num_heads_kv, head_dim_qk] dtype of q */
-  const DLTensor* v;       /* [batch, seqlen_kv, num_heads_kv, head_dim_v]  dtype of q */
+  const DLTensor* q; /* [batch, seqlen_q, num_heads_q, head_dim_qk] f32, f16, bf16; or see quant */
+  const DLTensor* k; /* [batch, seqlen_kv, num_heads_kv, head_dim_qk] dtype of q */
+  const DLTensor* v; /* [batch, seqlen_kv, num_heads_kv, head_dim_v]  dtype of q */
   const DLTensor* out;     /* [batch, seqlen_q,  num_heads_q,  head_dim_v]  f32, f16 or bf16 */
   const DLTensor* lse;     /* [batch, num_heads_q, seqlen_q] f32; packed: [num_heads_q, total_q] */
   const DLTensor* row_max; /* shape of lse, f32: the row's largest score, -inf where it sees none */
@@ -341,7 +341,8 @@ typedef struct fovea_attention_forward_args {
   /* What q, k, probabilities and v are rounded to: "accurate", "int8,hadamard=yes"; see quant.hpp; forward and
    * gradients. Forward: "accuracy=0.02": the plan chooses a recipe by the error of out that is
    * allowed, or none. NULL: nothing. The scales [batch, num_heads_kv] f32 (packed: [num_sequences, num_heads_kv])
-   * where the recipe has scales=given. */
+   * where the recipe has scales=given, as "fp8_static" has; beside it q, k and v may be kDLFloat8_e4m3fn: codes of
+   * numbers that are these times their scales. */
   const char* quant;
   const DLTensor* q_scale;
   const DLTensor* k_scale;

@@ -51,13 +51,15 @@ struct UpTo {
 constexpr UpTo up_to(std::int64_t value) { return {value}; }
 
 struct Problem {
-  // [batch, seqlen_q,  num_heads_q,  head_dim_qk], or packed [total_q,  num_heads_q,  head_dim_qk]
+  // [batch, seqlen_q,  num_heads_q,  head_dim_qk], or packed [total_q,  num_heads_q,  head_dim_qk]. f32, f16, bf16; all
+  // three e4m3 where quant has qk=e4m3, pv=e4m3 and scales=given: then they are its codes, and nothing rounds them
   TensorSpec q{};
   // [batch, seqlen_kv, num_heads_kv, head_dim_qk], or packed [total_kv, num_heads_kv, head_dim_qk]
   TensorSpec k{};
   // [batch, seqlen_kv, num_heads_kv, head_dim_v],  or packed [total_kv, num_heads_kv, head_dim_v]
   TensorSpec v{};
-  TensorSpec out{};  // as q with head_dim_v; rank 0: row-major of q's dtype. f32, f16, bf16
+  // as q with head_dim_v, f32, f16 or bf16; rank 0: row-major of q's dtype, bf16 where that is e4m3
+  TensorSpec out{};
 
   ScoreMod score{};  // after scale; see the order of operations in docs/design/contract.md
   MaskMod mask{};

@@ -144,6 +144,8 @@ class TensorOf : public TensorView {
   }
 };
 using FloatView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16>;
+/// Numbers, or codes of them by scales that the call gives.
+using InputView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::e4m3>;
 /// Numbers, or codes that scales belong to.
 using CacheView = TensorOf<Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::i8, Dtype::e4m3>;
 using Float32View = TensorOf<Dtype::f32>;

@@ -8,6 +8,7 @@
 
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
+#include "problem/input_codes.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -118,6 +119,10 @@ class Checker {
 
 GradientProblem validate(const BackwardProblem& problem, std::string_view where) {
   const TensorChecks checks(where);
+  if (are_codes(problem.forward.q.dtype)) {
+    checks.refuse(fmt::format("q is {}; expected f32, f16 or bf16: codes have no gradients",
+                              name(problem.forward.q.dtype)));
+  }
   Problem forward = problem.forward;
   forward.wants_lse = true;
   forward.wants_row_max = false;

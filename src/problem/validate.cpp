@@ -9,6 +9,7 @@
 #include "expr/interval.hpp"
 #include "expr/passes.hpp"
 #include "problem/forward.hpp"
+#include "problem/input_codes.hpp"
 #include "problem/strided_overlap.hpp"
 #include "quant/check.hpp"
 #include "quant/row_codes.hpp"
@@ -76,7 +77,11 @@ struct ProblemChecks {
 
   void check_dtypes(const Problem& p, KvDtypes kv_dtypes) const {
     const Dtype dtype = p.q.dtype;
-    if (!is_float(dtype)) refuse(fmt::format("q is {}; expected f32, f16 or bf16", name(dtype)));
+    const bool may_be_codes = kv_dtypes == KvDtypes::of_q;
+    if (!is_float(dtype) && !(may_be_codes && are_codes(dtype))) {
+      refuse(fmt::format("q is {}; expected f32, f16 or bf16{}", name(dtype),
+                         may_be_codes ? ", or e4m3 by quant fp8_static" : ""));
+    }
     for (const auto& [label, spec] : {std::pair{"k", &p.k}, std::pair{"v", &p.v}}) {
       if (kv_dtypes == KvDtypes::of_cache) {
         if (!is_float(spec->dtype) && !quant::is_code(spec->dtype)) {
@@ -91,6 +96,23 @@ struct ProblemChecks {
     if (p.out.rank != 0 && !is_float(p.out.dtype)) {
       refuse(fmt::format("out is {}; expected f32, f16 or bf16", name(p.out.dtype)));
     }
+  }
+
+  /// Codes are a recipe's, by scales of the call, of what nothing was subtracted from.
+  void check_recipe_of_codes(const Problem& p) const {
+    if (!are_codes(p.q.dtype)) return;
+    const Quantization& quant = p.quant;
+    const bool has_codes = quant.qk == QuantFormat::e4m3 && quant.pv == QuantFormat::e4m3 &&
+                           quant.scales == ScaleSource::given;
+    const bool is_smoothed = quant.smooth_q != Smoothing::none ||
+                             quant.smooth_k != Smoothing::none ||
+                             quant.smooth_v != Smoothing::none || quant.hadamard;
+    if (has_codes && !is_smoothed) return;
+    refuse(
+        fmt::format("q, k and v are {} and quant is {}; expected fp8_static, or what differs from "
+                    "it in how probabilities are rounded: codes are multiplied as they are, by "
+                    "scales that the call gives",
+                    name(p.q.dtype), print(quant)));
   }
 
   void check_device(std::string_view name, const TensorSpec& spec, const TensorSpec& q) const {
@@ -274,10 +296,12 @@ ForwardProblem validate(const Problem& problem, std::string_view where, KvDtypes
   check_sizes(checks, f);
   if (const std::string reason = quant::obstacle(problem.quant, f.head_dim_qk); !reason.empty())
     checks.refuse(reason);
+  checks.check_recipe_of_codes(problem);
   if (f.problem.out.rank == 0) {
     TensorSpec out = problem.q;
     out.shape[static_cast<std::size_t>(out.rank - 1)] = f.head_dim_v;
-    f.problem.out = make_spec(out.dtype, {out.shape.data(), static_cast<std::size_t>(out.rank)});
+    f.problem.out = make_spec(default_out_dtype(out.dtype),
+                              {out.shape.data(), static_cast<std::size_t>(out.rank)});
     f.problem.out.device = problem.q.device;
   }
   check_output(checks, f);

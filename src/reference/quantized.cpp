@@ -9,6 +9,7 @@
 #include <span>
 
 #include "problem/forward.hpp"
+#include "problem/input_codes.hpp"
 #include "quant/groups.hpp"
 #include "quant/hadamard.hpp"
 #include "reference/element.hpp"
@@ -97,6 +98,17 @@ float measured_scale(float greatest, QuantFormat format, float v_max) {
 double rounded(float value, float scale, QuantFormat format) {
   const float reciprocal = 1 / scale;
   return nearest_of(format, value * reciprocal) * static_cast<double>(scale);
+}
+
+/// A scale that the call gives, 0 where it gives none, and whether what it belongs to are codes already: then there is
+/// nothing to round.
+struct GivenScale {
+  float value = 0;
+  bool is_of_codes = false;
+};
+double rounded(float value, const GivenScale& scale, QuantFormat format) {
+  if (scale.is_of_codes) return static_cast<double>(value) * static_cast<double>(scale.value);
+  return rounded(value, scale.value, format);
 }
 
 float greatest_of(std::span<const float> row) {
@@ -199,11 +211,11 @@ Row turned_back(const Row& row) {
   return result;
 }
 
-/// Rows after smoothing, rounded by the scale of their group. `given` above 0: that scale.
+/// Rows after smoothing, rounded by the scale of their group, or by one that is given.
 using GroupOf = std::function<std::int64_t(std::int64_t)>;
 std::vector<Row> round_rows(const Matrix& matrix, const std::vector<FloatRow>& rows,
                             QuantFormat format, const GroupOf& group_of, std::int64_t num_groups,
-                            float given) {
+                            const GivenScale& given) {
   std::vector<float> greatest(static_cast<std::size_t>(num_groups));
   for (std::int64_t n = 0; n < matrix.count(); ++n) {
     if (!is_finite(matrix.rows[static_cast<std::size_t>(n)])) continue;
@@ -213,7 +225,8 @@ std::vector<Row> round_rows(const Matrix& matrix, const std::vector<FloatRow>& r
   std::vector<Row> result;
   for (std::int64_t n = 0; n < matrix.count(); ++n) {
     const float of_group = greatest[static_cast<std::size_t>(group_of(n))];
-    const float scale = given > 0 ? given : measured_scale(of_group, format, 448);
+    const GivenScale scale =
+        given.value > 0 ? given : GivenScale{measured_scale(of_group, format, 448)};
     Row& to = result.emplace_back();
     for (const float x : rows[static_cast<std::size_t>(n)]) to.push_back(rounded(x, scale, format));
   }
@@ -246,7 +259,7 @@ struct Queries : Operand {
   std::vector<FloatRow> block_means;  // of block_q rows each
 };
 
-Keys keys_of(const Quantization& quant, Matrix k, Dtype dtype, float given_scale) {
+Keys keys_of(const Quantization& quant, Matrix k, Dtype dtype, const GivenScale& given_scale) {
   Keys keys;
   keys.given = std::move(k);
   keys.mean = key_mean(keys.given, quant.smooth_k, dtype);
@@ -263,7 +276,7 @@ Keys keys_of(const Quantization& quant, Matrix k, Dtype dtype, float given_scale
   return keys;
 }
 
-Queries queries_of(const Quantization& quant, Matrix q, float given_scale) {
+Queries queries_of(const Quantization& quant, Matrix q, const GivenScale& given_scale) {
   Queries queries;
   queries.given = std::move(q);
   note_finite(queries);
@@ -345,7 +358,7 @@ void round_column(Values& values, std::size_t d, const At& at, ScaleGranularity 
     if (std::isfinite(values.rounded[n][d])) values.rounded[n][d] = rounded[n];
 }
 
-Values values_of(const Quantization& quant, const Matrix& v, float given_scale) {
+Values values_of(const Quantization& quant, const Matrix& v, const GivenScale& given_scale) {
   Values values;
   const std::size_t width = v.width();
   Matrix finite = v;
@@ -379,8 +392,10 @@ Values values_of(const Quantization& quant, const Matrix& v, float given_scale) 
     Row& to = values.rounded.emplace_back();
     for (std::size_t d = 0; d < width; ++d) {
       const double given = v.rows[static_cast<std::size_t>(n)][d];
-      const float scale =
-          given_scale > 0 ? given_scale : measured_scale(greatest_at(n, d), quant.pv, quant.v_max);
+      const GivenScale scale =
+          given_scale.value > 0
+              ? given_scale
+              : GivenScale{measured_scale(greatest_at(n, d), quant.pv, quant.v_max)};
       to.push_back(std::isfinite(given) ? rounded(at(n, d), scale, quant.pv) : given);
     }
   }
@@ -510,20 +525,20 @@ Matrix matrix_of(const HeadRows& rows, RowIndex first, std::int64_t count) {
   return matrix;
 }
 
-/// 0 where scales are measured.
-float given_scale(const TensorView& scale, const Position& at) {
-  return scale ? scale_at(scale, at.batch, at.kv_head) : 0;
+GivenScale given_scale(const TensorView& scale, const TensorView& of, const Position& at) {
+  if (!scale) return {};
+  return {scale_at(scale, at.batch, at.kv_head), are_codes(of.dtype())};
 }
 
 HeadOfCall head_of(const AttentionForward& args, const HeadRows& q, const HeadRows& k,
                    const HeadRows& v, const QueryRow& first) {
   const Position& at = first.at;
-  return {
-      queries_of(args.quant, matrix_of(q, first.query, at.seqlen_q), given_scale(args.q_scale, at)),
-      keys_of(args.quant, matrix_of(k, first.first_key, at.seqlen_kv), args.k.dtype(),
-              given_scale(args.k_scale, at)),
-      values_of(args.quant, matrix_of(v, first.first_key, at.seqlen_kv),
-                given_scale(args.v_scale, at))};
+  return {queries_of(args.quant, matrix_of(q, first.query, at.seqlen_q),
+                     given_scale(args.q_scale, args.q, at)),
+          keys_of(args.quant, matrix_of(k, first.first_key, at.seqlen_kv), args.k.dtype(),
+                  given_scale(args.k_scale, args.k, at)),
+          values_of(args.quant, matrix_of(v, first.first_key, at.seqlen_kv),
+                    given_scale(args.v_scale, args.v, at))};
 }
 
 /// Row i of q or k as a number again: to, which holds the row as given, stays that where it is not rounded.

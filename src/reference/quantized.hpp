@@ -11,6 +11,8 @@
 //
 // A row of q or k that holds a value that is not finite is not rounded: its scores are q · k, and for means and scales
 // it is a row of zeros. Such a value of v is itself, and 0 for them.
+//
+// q, k and v may be codes of e4m3 by scales of the call: their numbers are codes times scales, and nothing is rounded.
 #pragma once
 
 #include <span>

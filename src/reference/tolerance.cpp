@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "core/scalar_io.hpp"
 #include "core/shape.hpp"
+#include "problem/input_codes.hpp"
 #include "quant/groups.hpp"
 #include "reference/head_rows.hpp"
 #include "reference/plain_gradients.hpp"
@@ -145,12 +147,49 @@ double num_terms(const AttentionForward& args) {
 /// A tensor that is not wanted is not compared.
 Dtype dtype_of(const TensorView& view) { return view ? view.dtype() : Dtype::f32; }
 
+/// Numbers in the shape of a tensor of a call, rounded to its dtype, or to bf16 where that is one of codes.
+class Elements {
+ public:
+  Elements(const TensorView& like, const HeadRows& rows)
+      : spec_(make_spec(default_out_dtype(like.dtype()), shape_of(like.spec()))),
+        bytes_(rows.values().size() * size_bytes(spec_.dtype)) {
+    for (std::size_t i = 0; i < rows.values().size(); ++i) {
+      store_scalar(bytes_.data(), spec_.dtype, static_cast<std::int64_t>(i),
+                   static_cast<float>(rows.values()[i]));
+    }
+  }
+  TensorView view() const { return {static_cast<const void*>(bytes_.data()), spec_}; }
+
+ private:
+  TensorSpec spec_;
+  std::vector<std::byte> bytes_;
+};
+
+/// q, k and v at the numbers that a recipe rounds them to, or that their codes stand for.
+struct RoundedElements {
+  explicit RoundedElements(const AttentionForward& args)
+      : RoundedElements(args, rounded_operands(args)) {}
+  void put_into(AttentionForward& args) const {
+    args.q = q.view();
+    args.k = k.view();
+    args.v = v.view();
+  }
+
+  Elements q, k, v;
+
+ private:
+  RoundedElements(const AttentionForward& args, const RoundedOperands& rounded)
+      : q(args.q, rounded.q), k(args.k, rounded.k), v(args.v, rounded.v) {}
+};
+
 /// What the arithmetic of the same problem without a recipe may err by, and codes that a rounding decides: what a
 /// recipe costs is in the oracle's result.
 Tolerances quantized_tolerances(const AttentionForward& args, const Products& products) {
   AttentionForward exact = args;
   exact.quant = {};
   exact.q_scale = exact.k_scale = exact.v_scale = {};
+  std::optional<RoundedElements> numbers;
+  if (are_codes(args.q.dtype())) numbers.emplace(args).put_into(exact);
   const PlainResult plain = plain_formula(exact, products);
   Tolerances result = tolerances(exact, reference::attention_forward(exact), products);
   const double rows = std::max(1.0, static_cast<double>(plain.lse.size()));
@@ -166,33 +205,11 @@ AttentionBackward without_recipe(AttentionBackward args) {
   return args;
 }
 
-/// Numbers in the shape of a tensor of a call, rounded to its dtype.
-class Elements {
- public:
-  Elements(const TensorView& like, const HeadRows& rows)
-      : bytes_(rows.values().size() * size_bytes(like.dtype())),
-        spec_(make_spec(like.dtype(), shape_of(like.spec()))) {
-    for (std::size_t i = 0; i < rows.values().size(); ++i) {
-      store_scalar(bytes_.data(), spec_.dtype, static_cast<std::int64_t>(i),
-                   static_cast<float>(rows.values()[i]));
-    }
-  }
-  TensorView view() const { return {static_cast<const void*>(bytes_.data()), spec_}; }
-
- private:
-  std::vector<std::byte> bytes_;
-  TensorSpec spec_;
-};
-
 /// Gradients where rounded operands are rounded once more, to elements of the call.
 BackwardResult backward_at_elements(const AttentionBackward& args) {
-  const RoundedOperands rounded = rounded_operands(args.forward);
-  const Elements q(args.forward.q, rounded.q), k(args.forward.k, rounded.k),
-      v(args.forward.v, rounded.v);
+  const RoundedElements rounded(args.forward);
   AttentionBackward call = without_recipe(args);
-  call.forward.q = q.view();
-  call.forward.k = k.view();
-  call.forward.v = v.view();
+  rounded.put_into(call.forward);
   return reference::attention_backward(call);
 }
 

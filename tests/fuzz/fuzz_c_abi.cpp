@@ -102,6 +102,16 @@ class Loan {
   const DLTensor* f32(Extents shape, bool is_output = false) {
     return tensor(kF32, std::move(shape), is_output);
   }
+  /// Above 0 where they have memory, mostly.
+  const DLTensor* scales(Extents shape) {
+    const DLTensor* result = f32(std::move(shape));
+    if (result == nullptr || bytes_.next() % 16 == 1) return result;
+    const Tensor& t = tensors_.back();
+    constexpr float kScale = 0.01F;
+    for (std::size_t at = 0; at + sizeof kScale <= t.size; at += sizeof kScale)
+      std::memcpy(t.memory.get() + at, &kScale, sizeof kScale);
+    return result;
+  }
   const DLTensor* indices(Extents shape) {
     return tensor(kIndices[bytes_.next() % 2], std::move(shape));
   }
@@ -296,6 +306,18 @@ struct ShapeOf {
   }
 };
 
+/// q, k and v as codes, with scales and the recipe that they are of; sometimes without.
+void give_codes(Loan& loan, Bytes& bytes, const Sizes& s, const ShapeOf& shape,
+                fovea_attention_forward_args& args) {
+  constexpr DLDataType kCodes{kDLFloat8_e4m3fn, 8, 1};
+  args.q = loan.tensor(kCodes, shape(s.seqlen_q, s.heads_q, s.dim_qk));
+  args.k = loan.tensor(kCodes, shape(s.seqlen_kv, s.heads_kv, s.dim_qk));
+  args.v = loan.tensor(kCodes, shape(s.seqlen_kv, s.heads_kv, s.dim_v));
+  if (bytes.next() % 16 != 1) args.quant = "fp8_static";
+  for (const DLTensor** scale : {&args.q_scale, &args.k_scale, &args.v_scale})
+    *scale = loan.scales({s.batch, s.heads_kv});
+}
+
 fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes& s,
                                           bool writes = true) {
   const bool is_packed = bytes.next() % 4 == 1;
@@ -348,6 +370,7 @@ fovea_attention_forward_args forward_args(Loan& loan, Bytes& bytes, const Sizes&
                                       "mxfp4"};
   if (bytes.next() % 8 == 1) args.quant = kRecipes[bytes.next() % 5];
   if (bytes.next() % 16 == 1) args.q_scale = args.k_scale = args.v_scale = args.sinks;
+  if (bytes.next() % 8 == 1) give_codes(loan, bytes, s, shape, args);
   args.executor = loan.lend(own_thread());
   return args;
 }

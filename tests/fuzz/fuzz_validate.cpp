@@ -15,7 +15,7 @@ using fuzz::Bytes;
 
 TensorSpec any_spec(Bytes& bytes) {
   TensorSpec result;
-  result.dtype = static_cast<Dtype>(bytes.next() % 8);
+  result.dtype = static_cast<Dtype>(bytes.next() % 9);
   result.rank = bytes.next() % (kMaxRank + 1);
   for (std::size_t dim = 0; dim < static_cast<std::size_t>(result.rank); ++dim) {
     result.shape[dim] = bytes.extent();

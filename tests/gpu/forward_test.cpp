@@ -193,6 +193,20 @@ TEST_P(GpuFeatures, EqualTheOracleWithRoundedExponentials) {
   }
 }
 
+/// q, k and v that come as codes of e4m3, whatever the dtypes of the features.
+TEST_P(GpuFeatures, EqualTheOracleOfCodes) {
+  if (GetParam().group == "products") return;  // of CPUs
+  if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
+  for (const std::int64_t head_dim : {64, 128}) {
+    Case problem = rounded_case("fp8_static", head_dim, GetParam());
+    if (std::max(problem.head_dim_qk, problem.head_dim_v) > 128) continue;
+    if (!problem.out_dtype) problem.out_dtype = problem.dtype;
+    problem.dtype = Dtype::e4m3;
+    expect_kernel_equals_oracle(
+        problem, [&](const AttentionForward& args) { run_as({.major = 8, .minor = 9}, args); });
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, GpuFeatures,
                          ::testing::ValuesIn(features().begin(), features().end()),
                          [](const auto& each) { return std::string(each.param.name); });

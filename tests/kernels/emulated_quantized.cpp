@@ -43,6 +43,12 @@ consteval QuantizeKvSpec of_rounding(Rounding rounding, Element element, std::in
                    .rounding = rounding});
 }
 
+consteval QuantizeKvSpec of_codes(std::int32_t head_dim, bool is_packed = false) {
+  QuantizeKvSpec spec = of_rounding(Rounding::given, Element::bf16, head_dim, head_dim, is_packed);
+  spec.takes_codes = true;
+  return spec;
+}
+
 /// Of recipes whose codes of P are exponentials: those that cases want.
 template <class Run, QuantizeKvSpec... specs>
 void with_one_of(const QuantizeKvSpec& spec, const Run& run) {
@@ -57,7 +63,8 @@ void with_rounding(const QuantizeKvSpec& spec, const Run& run) {
               of_rounding(lanes, kF16, 64, 64), of_rounding(lanes, kBf16, 64, 64, true),
               of_rounding(given, kBf16, 64, 64), of_rounding(given, kBf16, 128, 128),
               of_rounding(given, kF16, 64, 64), of_rounding(given, kBf16, 64, 64, true),
-              of_rounding(given, kBf16, 128, 64)>(spec, run);
+              of_rounding(given, kBf16, 128, 64), of_codes(64), of_codes(128), of_codes(64, true)>(
+      spec, run);
 }
 
 /// run.operator()<spec>() of the spec, which is a constant there.

@@ -161,8 +161,9 @@ TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
 }
 
 TEST(EmulatedSm80Quantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
-  for (const char* label : {"rounded_window_d64", "rounded_softcap", "summed_window_d64",
-                            "summed_softcap", "lanes_full_d64", "given_softcap"}) {
+  for (const char* label :
+       {"rounded_window_d64", "rounded_softcap", "summed_window_d64", "summed_softcap",
+        "lanes_full_d64", "given_softcap", "codes_infinite"}) {
     const Case problem = sm80_case_named(label);
     expect_given_products(problem, run_sm80_quantized, rounding_device(problem.quant));
   }

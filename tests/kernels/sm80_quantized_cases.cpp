@@ -193,6 +193,32 @@ std::vector<Case> exponential_cases() {
   return cases;
 }
 
+/// q, k and v that come as codes: what reads them, whole and by bytes, at places of sequences, and NaN among them.
+std::vector<Case> cases_of_codes() {
+  std::vector<Case> cases;
+  const auto add = [&](Case problem) -> Case& {
+    problem.dtype = Dtype::e4m3;
+    return cases.emplace_back(by_recipe("fp8_static", "codes", std::move(problem)));
+  };
+  for (const Case& layout : layout_cases()) {
+    if (layout.label == "rounded_packed") add(layout).has_infinite_values = true;
+    if (layout.label == "rounded_by_elements") add(layout);
+  }
+  Case causal_128 = base_case("rounded_causal_d128", 128);
+  causal_128.batch = 2;
+  causal_128.num_heads_q = 4;
+  causal_128.num_heads_kv = 2;
+  causal_128.mask = causal();
+  causal_128.has_sinks = true;
+  add(causal_128).out_dtype = Dtype::f16;
+  Case infinite = base_case("rounded_infinite", 64);
+  infinite.batch = 2;
+  infinite.mask = causal();
+  infinite.has_infinite_values = true;
+  add(infinite).out_dtype = Dtype::f32;
+  return cases;
+}
+
 }  // namespace
 
 Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_q) {
@@ -249,6 +275,7 @@ std::vector<Case> sm80_quantized_cases() {
   cases.push_back(heavy_case());
   std::ranges::copy(coded_cases(), std::back_inserter(cases));
   std::ranges::copy(exponential_cases(), std::back_inserter(cases));
+  std::ranges::copy(cases_of_codes(), std::back_inserter(cases));
   return cases;
 }
 

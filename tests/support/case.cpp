@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "problem/input_codes.hpp"
 #include "reference/evaluate.hpp"
 #include "support/random.hpp"
 
@@ -205,8 +206,8 @@ CaseMemory::CaseMemory(const Case& problem) : problem_(problem) {
   q = tensor_of(problem.dtype, q_shape, problem.layout, is_packed);
   k = tensor_of(problem.dtype, kv_shape, problem.layout, is_packed);
   v = tensor_of(problem.dtype, v_shape, problem.layout, is_packed);
-  out = tensor_of(problem.out_dtype.value_or(problem.dtype), out_shape, problem.out_layout,
-                  is_packed);
+  out = tensor_of(problem.out_dtype.value_or(default_out_dtype(problem.dtype)), out_shape,
+                  problem.out_layout, is_packed);
   if (problem.wants_lse) lse = statistic_of(problem, q_shape, kLseLayout);
   if (problem.wants_row_max) row_max = statistic_of(problem, q_shape, kRowMaxLayout);
   fill_inputs();
@@ -227,9 +228,11 @@ void CaseMemory::fill_dropout_places() {
 }
 
 void CaseMemory::fill_inputs() {
-  fill_with_samples(q, problem_, 0);
-  fill_with_samples(k, problem_, 1);
-  fill_with_samples(v, problem_, 2, problem_.value_exponent);
+  // Codes of numbers about as large by the scales of fill_scales.
+  const int exponent = problem_.dtype == Dtype::e4m3 ? 7 : 0;
+  fill_with_samples(q, problem_, 0, exponent);
+  fill_with_samples(k, problem_, 1, exponent);
+  fill_with_samples(v, problem_, 2, exponent + problem_.value_exponent);
   if (problem_.has_sinks) {
     const std::array<std::int64_t, 1> shape{problem_.num_heads_q};
     sinks = GuardedTensor(problem_.drawn(Dtype::f32, shape, kSinksLayout, Strides::of_input));
@@ -298,8 +301,9 @@ void CaseMemory::poison_hidden_keys() {
       for (at.kv_idx = 0; at.kv_idx < lengths.kv; ++at.kv_idx) {
         if (is_seen(at)) continue;
         const RowOfHead row{.batch = sequence, .row = kv_begin + at.kv_idx, .head = at.kv_head};
-        set_row(k, row, at.kv_idx % 2 == 0 ? kNaN : kInfinity);
-        set_row(v, row, at.kv_idx % 2 == 0 ? -kInfinity : kNaN);
+        const double infinity = problem_.dtype == Dtype::e4m3 ? kNaN : kInfinity;  // it has none
+        set_row(k, row, at.kv_idx % 2 == 0 ? kNaN : infinity);
+        set_row(v, row, at.kv_idx % 2 == 0 ? -infinity : kNaN);
       }
     }
     if (problem_.is_packed()) kv_begin += lengths.kv;

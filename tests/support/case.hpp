@@ -57,8 +57,8 @@ struct Case {
   std::int64_t num_heads_q = 1, num_heads_kv = 1;
   std::int64_t head_dim_qk = 8, head_dim_v = 8;
 
-  Dtype dtype = Dtype::f32;
-  std::optional<Dtype> out_dtype{};  // default: dtype
+  Dtype dtype = Dtype::f32;          // e4m3 beside a recipe whose scales are given
+  std::optional<Dtype> out_dtype{};  // default: dtype, or bf16 where that is one of codes
   Dtype cu_seqlens_dtype = Dtype::i32;
   ComputeDtype compute_dtype = ComputeDtype::automatic;
   Layout layout = Layout::bshd;
@@ -79,7 +79,7 @@ struct Case {
 
   /// Keys that the mask hides from every row hold NaN and Inf.
   bool poisons_hidden_keys = true;
-  /// A dense v holds infinities of either sign and NaN at keys from the first eighth to the last one, which some rows
+  /// A dense v holds infinities of either sign (in e4m3 the greatest codes) and NaN at keys from the first eighth to the last one, which some rows
   /// see.
   bool has_infinite_values = false;
   /// A column of v holds one value near the end of the range of floats.

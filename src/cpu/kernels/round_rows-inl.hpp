@@ -68,6 +68,8 @@ HWY_ATTR HWY_INLINE FloatVector nearest_int8(FloatVector x) {
 }
 
 HWY_ATTR inline void convert_row(const RowSource& source, float* HWY_RESTRICT row) {
+  if (source.dtype == Dtype::e4m3)
+    return convert_codes(source.data, source.dtype, source.col_stride, source.count, row);
   convert_row(source.data, source.dtype, source.col_stride, source.count, row);
 }
 

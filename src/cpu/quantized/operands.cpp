@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "problem/input_codes.hpp"
 #include "quant/formats.hpp"
 #include "quant/groups.hpp"
 #include "quant/hadamard.hpp"
@@ -82,6 +83,7 @@ struct RowsToRound {
   std::int64_t head_dim = 0, block = 0;
   std::int64_t (*first_of_group)(const Quantization& quant, std::int64_t n) = nullptr;
   float given_scale = 0;    // 0: measured
+  bool are_codes = false;   // already
   std::uint8_t offset = 0;  // of bytes
 };
 
@@ -166,7 +168,7 @@ class RowRounding {
   void write(std::int64_t begin, std::int64_t end) {
     const std::int64_t pitch = CodeProducts::pitch_of(rows_.head_dim);
     for (std::int64_t n = begin; n < end; ++n) {
-      const float reciprocal = 1 / rows_.to.scale[at(n)];
+      const float reciprocal = rows_.are_codes ? 1 : 1 / rows_.to.scale[at(n)];
       const float* const row = row_of(n - begin);
       if (rows_.to.bytes == nullptr) {
         std::uint16_t* const codes =
@@ -422,6 +424,7 @@ void OperandRounding::round_keys(const Sequence& s, std::int64_t kv_head,
                              .block = quant_.block_kv,
                              .first_of_group = quant::first_of_k_group,
                              .given_scale = given(args_.k_scale, s, kv_head),
+                             .are_codes = are_codes(rows.dtype),
                              .offset = 128};
   const auto source_of = [&](std::int64_t n) {
     return source(rows, {s, s.kv_begin, n, s.seqlen_kv, kv_head}, f_.head_dim_qk);
@@ -483,7 +486,8 @@ void OperandRounding::write_values(const ValueTile& tile, const float* values,
   const std::int64_t width = f_.head_dim_v;
   const OperandRows first = operand_rows(f_, tile.sequence);
   std::vector<float> reciprocals(scale.size());
-  std::ranges::transform(scale, reciprocals.begin(), [](float x) { return 1 / x; });
+  const bool is_done = are_codes(args_.v.dtype());
+  std::ranges::transform(scale, reciprocals.begin(), [=](float x) { return is_done ? 1 : 1 / x; });
   if (to_.v_bytes == nullptr) {
     for (std::int64_t i = 0; i < tile.count; ++i) {
       steps_.wide_codes(values + i * width, {.reciprocals = reciprocals.data(), .is_of_row = false},
@@ -569,7 +573,8 @@ void OperandRounding::round_queries(const Sequence& s, std::int64_t q_head,
                              .head_dim = width,
                              .block = quant_.block_q,
                              .first_of_group = quant::first_of_q_group,
-                             .given_scale = given(args_.q_scale, s, kv_head)};
+                             .given_scale = given(args_.q_scale, s, kv_head),
+                             .are_codes = are_codes(rows.dtype)};
   RowRounding(to_round, source_of, mean_of, note).run(begin, end, quant_.q_scales);
 }
 

@@ -8,6 +8,7 @@
 #include "cpu/forward/non_finite.hpp"
 #include "cpu/kernels/kernel_scope.hpp"
 #include "cpu/plain_panel.hpp"
+#include "problem/input_codes.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -275,34 +276,46 @@ void QuantizedWalk::add_means(const QuantizedPanel& panel, const TileStep& step)
   for (std::int64_t i = 0; i < count; ++i) step.scores[i] += scratch_.mean_scores[i];
 }
 
-/// Products with rows that are not finite, as they are: none is finite, so scales and shifts do not matter.
+/// Products with rows that are not finite, as they are: none is finite, so scales and shifts do not matter. Of codes
+/// that is NaN.
 void QuantizedWalk::restore_plain(const QuantizedPanel& panel, const TileStep& step) const {
   const KeyRange range = step.seen.range;
   const std::int64_t first = step.tile * call_.spec.tile_kv + range.begin;
   const Sequence& s = item_.sequence;
   const RowPanel& rows = panel.rows;
+  const bool is_of_codes = are_codes(call_.args.q.dtype());
   std::vector<double> query, key;  // grow where such a row is met
   for (std::int64_t lane = 0; lane < rows.rows.num_rows(); ++lane) {
     const bool is_plain_query = operands_.q.is_plain[query_row(rows, lane)] != 0;
     for (std::int64_t i = 0; i < range.count; ++i) {
       if (!is_plain_query && operands_.k.is_plain[key_row(first + i)] == 0) continue;
+      float& score = step.scores[i * call_.spec.lanes + lane];
+      if (is_of_codes) {
+        score = std::numeric_limits<float>::quiet_NaN();
+        continue;
+      }
       query.resize(static_cast<std::size_t>(call_.problem.head_dim_qk));
       key.resize(query.size());
       load_row(call_.args.q, {s.batch_offset, s.q_begin + rows.q_idx[lane], rows.q_head[lane]},
                query);
       load_row(call_.args.k, {s.batch_offset, s.kv_begin + first + i, item_.kv_head}, key);
-      step.scores[i * call_.spec.lanes + lane] = static_cast<float>(dot(query, key));
+      score = static_cast<float>(dot(query, key));
     }
   }
 }
 
-/// Values that are not finite, to the rows that see them.
+/// Values that are not finite, to the rows that see them. Of codes those have no scale.
 void QuantizedWalk::add_plain(QuantizedPanel& panel, const TileStep& step) const {
   panel.extra.resize(kernels_.output_bytes(call_.problem.head_dim_v) / sizeof(float));
   ForwardScratch scratch = scratch_.forward;
   scratch.extra = panel.extra.data();
-  collect_non_finite(step, call_.value_tile(item_.sequence, item_.kv_head, step.tile, {}), call_,
-                     scratch);
+  TileSource values = call_.value_tile(item_.sequence, item_.kv_head, step.tile, {});
+  std::vector<float> ones;
+  if (are_codes(values.dtype)) {
+    ones.assign(static_cast<std::size_t>(call_.spec.tile_kv), 1.0F);
+    values.scales = ones.data();
+  }
+  collect_non_finite(step, values, call_, scratch);
 }
 
 void QuantizedWalk::add_values(const TileStep& step) {

@@ -145,7 +145,8 @@ QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention) {
           .is_packed = attention.is_varlen,
           .rounds_q = true,
           .reads_elements = true,
-          .rounding = attention.rounding};
+          .rounding = attention.rounding,
+          .takes_codes = attention.takes_codes};
 }
 
 QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {

@@ -28,7 +28,8 @@ struct SpecText<QuantizeKvSpec> {
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, rounds_q),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, reads_elements),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, writes_numbers),
-                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, rounding)};
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, rounding),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, takes_codes)};
 };
 
 /// Parts of a workspace begin at multiples of this.

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cuda/device/shared/quantize_k.h"
+#include "problem/input_codes.hpp"
 #include "quant/fields.hpp"
 
 namespace fovea::cuda {
@@ -118,6 +119,8 @@ std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant) {
 
 ForwardProblem without_recipe(ForwardProblem f) {
   f.problem.quant = {};
+  for (TensorSpec* spec : {&f.problem.q, &f.problem.k, &f.problem.v})
+    spec->dtype = default_out_dtype(spec->dtype);
   return f;
 }
 

@@ -26,7 +26,7 @@ std::optional<Refusal> refuses_recipe_of_team(const Quantization& quant);
 /// The same of kernels that compute `nvfp4` and `mxfp4`.
 std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant);
 
-/// For the refusals of a kernel that rounds no operand.
+/// For the refusals of a kernel that rounds no operand. Codes of the call are numbers of bf16 there.
 ForwardProblem without_recipe(ForwardProblem problem);
 
 }  // namespace fovea::cuda

@@ -7,6 +7,7 @@
 
 #include "cuda/forward/quantized_recipe.hpp"
 #include "cuda/params/tensor_params.hpp"
+#include "problem/input_codes.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -22,6 +23,7 @@ TeamSpec without_tile(const ForwardProblem& f) {
   spec.multiplies_codes = true;
   spec.sums_codes = sums_codes(f.problem.quant);
   spec.rounding = rounding_of(f.problem.quant);
+  spec.takes_codes = are_codes(f.problem.q.dtype);
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk) / 2);
   if (spec.sums_codes) spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
   spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // codes are padded in memory

@@ -25,6 +25,7 @@ struct Shape {
   int spill_bytes = 0;
   const char* quant = "accurate";
   bool has_dropout = false;
+  Dtype dtype = Dtype::bf16;
 };
 
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
@@ -32,7 +33,7 @@ void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 ForwardProblem problem_of(const Shape& shape) {
   Problem problem;
   problem.q = problem.k = problem.v =
-      make_spec(Dtype::bf16, std::array<std::int64_t, 4>{4, 4096, 16, shape.head_dim});
+      make_spec(shape.dtype, std::array<std::int64_t, 4>{4, 4096, 16, shape.head_dim});
   problem.quant = parse_quantization(shape.quant);
   if (shape.is_causal) problem.mask = causal();
   if (shape.has_softcap) problem.score = softcap(30);
@@ -208,6 +209,13 @@ INSTANTIATE_TEST_SUITE_P(
                    .is_causal = true,
                    .spill_bytes = 60,
                    .quant = "fp8_static"}},
+        Sm80Shape{{8, 9},
+                  {.name = "sm89_codes_causal_128",
+                   .head_dim = 128,
+                   .is_causal = true,
+                   .spill_bytes = 60,
+                   .quant = "fp8_static",
+                   .dtype = Dtype::e4m3}},
         Sm80Shape{{12, 0},
                   {.name = "sm120_fp8_static_64",
                    .head_dim = 64,

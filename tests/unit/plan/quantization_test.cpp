@@ -141,6 +141,39 @@ TEST(QuantizationAtTheDoors, WantsGivenScalesAndNoOthers) {
   EXPECT_THAT(refusal([&] { attention_forward(args); }), HasSubstr("overlaps"));
 }
 
+/// q, k and v of e4m3 are a recipe's codes: without it, beside others and for gradients they are refused by name.
+TEST(QuantizationAtTheDoors, TakesCodesByGivenScalesAlone) {
+  Case problem = case_of("fp8_static");
+  problem.dtype = Dtype::e4m3;
+  CaseMemory memory(problem);
+  const AttentionForward good = memory.args();
+  EXPECT_EQ(good.out.dtype(), Dtype::bf16);
+  EXPECT_EQ(refusal([&] { attention_forward(good); }), "(not refused)");
+  AttentionForward args = good;
+  args.v_scale = {};
+  EXPECT_THAT(refusal([&] { attention_forward(args); }), HasSubstr("v_scale is missing"));
+  for (const char* other :
+       {"none", "fast", "fp8_static,pv=none", "fp8_static,qk=int8", "fp8_static,smooth_k=sequence",
+        "fp8_static,hadamard=yes", "fp8_static,smooth_v=sequence", "accuracy=0.1"}) {
+    args = good;
+    args.quant = parse_quantization(other);
+    EXPECT_THAT(refusal([&] { attention_forward(args); }),
+                HasSubstr("q, k and v are e4m3 and quant is "))
+        << other;
+  }
+  args = good;
+  CaseMemory numbers(case_of("fp8_static"));
+  args.k = numbers.args().k;
+  EXPECT_THAT(refusal([&] { attention_forward(args); }),
+              HasSubstr("k is f32 but q is e4m3; expected equal dtypes"));
+  AttentionBackward backward{.dout = good.out, .forward = good, .dq = good.out};
+  EXPECT_THAT(refusal([&] { static_cast<void>(explain(problem_of(backward))); }),
+              HasSubstr("q is e4m3; expected f32, f16 or bf16: codes have no gradients"));
+  Problem planned = problem_of(good);
+  planned.out = {};
+  EXPECT_THAT(explain(planned).problem, AllOf(HasSubstr("e4m3 batch 2"), HasSubstr("out bf16")));
+}
+
 TEST(QuantizationAtTheDoors, RefusesTargetsAndProductsOfBf16) {
   CaseMemory memory(case_of("accurate"));
   AttentionForward args = memory.args(CpuTarget::amx_bf16);

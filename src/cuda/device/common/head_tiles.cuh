@@ -2,6 +2,8 @@
 // quantize_v.cuh.
 #pragma once
 
+#include "common/codes.cuh"
+#include "common/element_pair.cuh"
 #include "common/packed_row.cuh"
 #include "common/sequence.cuh"
 #include "ptx/base.cuh"
@@ -11,9 +13,13 @@
 
 namespace fovea::cuda {
 
-/// Rows of one sequence and head: where they lie, and how many there are.
+/// Rows of one sequence and head: where they lie, and how many there are. `Stored`: elements of 16 bits, or codes of
+/// e4m3, which are read as the numbers of bf16 that they stand for without their scale.
+template <class Stored = std::uint16_t>
 struct HeadRows {
-  const std::uint16_t* data;
+  static constexpr bool kAreCodes = sizeof(Stored) == 1;
+
+  const Stored* data;
   std::int64_t row_stride, col_stride;
   std::int32_t count;
 
@@ -23,26 +29,38 @@ struct HeadRows {
   FOVEA_DEVICE_MEMBER ptx::U32x4 eight(std::int64_t row, std::int32_t col, std::int32_t head_dim,
                                        bool is_aligned) const {
     if (row >= count || col >= head_dim) return {};
-    const std::uint16_t* const first = data + row * row_stride;
+    const Stored* const first = data + row * row_stride;
     if constexpr (reads_elements) {
       if (!is_aligned) return gather(first, col, head_dim);
     }
-    return ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(first + col));
+    if constexpr (kAreCodes) {
+      return numbers(ptx::ld_global_nc(reinterpret_cast<const ptx::U32x2*>(first + col)));
+    } else {
+      return ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(first + col));
+    }
   }
 
  private:
   /// The same by elements, which are shifted in one after the other: any alignment, any stride.
-  FOVEA_DEVICE_MEMBER ptx::U32x4 gather(const std::uint16_t* row, std::int32_t from,
+  FOVEA_DEVICE_MEMBER ptx::U32x4 gather(const Stored* row, std::int32_t from,
                                         std::int32_t head_dim) const {
     ptx::U32x4 chunk{};
 #pragma unroll 1
     for (int col = from; col < from + 8; ++col) {
       std::uint32_t bits = 0;
       if (col < head_dim) bits = ptx::ld_global_nc(row + col * col_stride);
+      if constexpr (kAreCodes) bits = numbers({bits, 0}).x & 0xffffU;
       chunk = {chunk.x >> 16U | chunk.y << 16U, chunk.y >> 16U | chunk.z << 16U,
                chunk.z >> 16U | chunk.w << 16U, chunk.w >> 16U | bits << 16U};
     }
     return chunk;
+  }
+
+  /// Exact: a code has four bits. NaN stays NaN.
+  FOVEA_DEVICE ptx::U32x4 numbers(ptx::U32x2 codes) {
+    const FourNumbers a = numbers_of_e4m3(codes.x, 1.0F), b = numbers_of_e4m3(codes.y, 1.0F);
+    return {pair_of<Element::bf16>(a.x[0], a.x[1]), pair_of<Element::bf16>(a.x[2], a.x[3]),
+            pair_of<Element::bf16>(b.x[0], b.x[1]), pair_of<Element::bf16>(b.x[2], b.x[3])};
   }
 };
 
@@ -54,7 +72,7 @@ struct HeadTile {
 };
 
 /// One operand's; packed sequences have tiles of their own. `num_tiles`: of a sequence and head, packed of a head.
-template <bool is_packed>
+template <bool is_packed, class Stored = std::uint16_t>
 struct HeadTiles {
   const BshdParam& x;
   const IndexParam& cu_seqlens;
@@ -75,11 +93,11 @@ struct HeadTiles {
     return seqlen;
   }
 
-  FOVEA_DEVICE_MEMBER HeadRows rows(std::int32_t sequence, std::int32_t head) const {
+  FOVEA_DEVICE_MEMBER HeadRows<Stored> rows(std::int32_t sequence, std::int32_t head) const {
     const std::int64_t first = is_packed
                                    ? packed_rows(cu_seqlens, sequence, total).begin * x.row_stride
                                    : sequence * x.batch_stride;
-    return {static_cast<const std::uint16_t*>(x.data) + first + head * x.head_stride, x.row_stride,
+    return {static_cast<const Stored*>(x.data) + first + head * x.head_stride, x.row_stride,
             x.col_stride, length(sequence)};
   }
 
@@ -97,8 +115,8 @@ struct HeadTiles {
   }
 };
 
-template <bool is_packed>
-FOVEA_DEVICE HeadTiles<is_packed> tiles_of(const RowsToRound& p) {
+template <bool is_packed, class Stored = std::uint16_t>
+FOVEA_DEVICE HeadTiles<is_packed, Stored> tiles_of(const RowsToRound& p) {
   return {p.x,         p.cu_seqlens_kv, p.total_kv, p.num_sequences,
           p.seqlen_kv, p.num_heads_kv,  p.num_tiles};
 }

@@ -32,6 +32,25 @@
 
 namespace fovea::cuda {
 
+/// What rows of the operands hold.
+template <QuantizeKvSpec spec>
+struct StoredElement {
+  using Type = std::uint16_t;
+};
+template <QuantizeKvSpec spec>
+requires(spec.takes_codes) struct StoredElement<spec> {
+  static_assert(spec.rounding == Rounding::given && spec.element == Element::bf16);
+  using Type = std::uint8_t;
+};
+template <QuantizeKvSpec spec>
+using StoredOf = typename StoredElement<spec>::Type;
+
+/// What numbers are multiplied by to become codes: they may be codes already.
+template <QuantizeKvSpec spec>
+FOVEA_DEVICE float factor_of_codes(float scale) {
+  return spec.takes_codes ? 1.0F : ptx::div_rn(1.0F, scale);
+}
+
 template <QuantizeKvSpec spec>
 struct QuantizeK {
   static_assert(spec.element != Element::f32, "elements have 16 bits");
@@ -51,10 +70,12 @@ struct QuantizeK {
   const int channel = lane % kLanes * 8;  // the first of this thread's
 
   static constexpr bool kIsGiven = spec.rounding == Rounding::given;
+  using Stored = StoredOf<spec>;
   static constexpr Codes kCodes = qk_codes(spec.rounding);
   static_assert(!spec.writes_numbers || spec.rounding == Rounding::rows, "numbers of int8");
 
-  using Tiles = HeadTiles<spec.is_packed>;
+  using Tiles = HeadTiles<spec.is_packed, Stored>;
+  using Rows = HeadRows<Stored>;
 
   /// Of a kernel before the one that rounds, with a CTA for each sequence and head.
   FOVEA_DEVICE_MEMBER void run_mean(std::int32_t number) const {
@@ -77,13 +98,12 @@ struct QuantizeK {
   }
 
   /// Of a row, this thread's channels.
-  FOVEA_DEVICE_MEMBER ptx::U32x4 load(const HeadRows& rows, std::int64_t row) const {
+  FOVEA_DEVICE_MEMBER ptx::U32x4 load(const Rows& rows, std::int64_t row) const {
     return rows.eight<spec.reads_elements>(row, channel, p.head_dim, p.is_aligned != 0);
   }
 
   using Chunks = ptx::U32x4[kSteps];
-  FOVEA_DEVICE_MEMBER void load_tile(const HeadRows& rows, std::int32_t begin,
-                                     Chunks& chunks) const {
+  FOVEA_DEVICE_MEMBER void load_tile(const Rows& rows, std::int32_t begin, Chunks& chunks) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       chunks[step] = load(rows, std::int64_t{begin} + row_of(step));
@@ -124,7 +144,7 @@ struct QuantizeK {
   }
 
  private:
-  FOVEA_DEVICE_MEMBER Tiles keys() const { return tiles_of<spec.is_packed>(p); }
+  FOVEA_DEVICE_MEMBER Tiles keys() const { return tiles_of<spec.is_packed, Stored>(p); }
 
   // ---- the mean of keys: of a sample, or of all ----
 
@@ -132,7 +152,7 @@ struct QuantizeK {
 
   /// Threads that hold the same channels take different keys.
   FOVEA_DEVICE_MEMBER void write_mean(std::int32_t sequence, std::int32_t head) const {
-    const HeadRows rows = keys().rows(sequence, head);
+    const Rows rows = keys().rows(sequence, head);
     double sum[8] = {};
     int num_summed = rows.count;
     if constexpr (spec.rounding == Rounding::rows) {
@@ -154,8 +174,7 @@ struct QuantizeK {
                    low_of<spec.element>(pair_of<spec.element>(exact, 0.0F)));
   }
 
-  FOVEA_DEVICE_MEMBER void add_sample(const HeadRows& rows, int num_sampled,
-                                      double (&sum)[8]) const {
+  FOVEA_DEVICE_MEMBER void add_sample(const Rows& rows, int num_sampled, double (&sum)[8]) const {
 #pragma unroll
     for (int first = 0; first < kSampledKeys; first += kAtOnce) {
       const int i = first + warp * kRows + lane / kLanes;
@@ -170,7 +189,7 @@ struct QuantizeK {
 
   /// Sums of eight keys are taken in f32, which holds all bits of eight elements of like exponents: GPUs without tensor
   /// cores of f64 have few units that add those.
-  FOVEA_DEVICE_MEMBER void add_all(const HeadRows& rows, double (&sum)[8]) const {
+  FOVEA_DEVICE_MEMBER void add_all(const Rows& rows, double (&sum)[8]) const {
     constexpr int kInF32 = 8;
 #pragma unroll 1
     for (int first = 0; first < rows.count; first += kInF32 * kAtOnce) {
@@ -211,7 +230,7 @@ struct QuantizeK {
   // ---- codes ----
 
   FOVEA_DEVICE_MEMBER void round(const HeadTile& tile) const {
-    const HeadRows rows = keys().rows(tile.sequence, tile.head);
+    const Rows rows = keys().rows(tile.sequence, tile.head);
     Chunks chunks;
     load_tile(rows, tile.begin, chunks);
     EightNumbers mean;
@@ -231,7 +250,7 @@ struct QuantizeK {
       greatest = ptx::max_ftz(greatest, greatest_of(x));
     }
     const QuantizedKeys group = of_group(tile, greatest, unrounded);
-    const float reciprocal = ptx::div_rn(1.0F, ptx::abs(group.scale));
+    const float reciprocal = factor_of_codes<spec>(ptx::abs(group.scale));
     auto* const to = rounded() + (tile.row + tile.begin) * kHeadDim + channel;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -271,7 +290,7 @@ struct QuantizeK {
   }
 
   /// Keys less their mean; zeros in the place of those that are not rounded, or that there are not.
-  FOVEA_DEVICE_MEMBER void smooth(const HeadRows& rows, const HeadTile& tile, int step,
+  FOVEA_DEVICE_MEMBER void smooth(const Rows& rows, const HeadTile& tile, int step,
                                   const ptx::U32x4& chunk, bool is_unrounded,
                                   const EightNumbers& mean, EightNumbers& x) const {
     const bool is_none = is_unrounded || tile.begin + row_of(step) >= rows.count;

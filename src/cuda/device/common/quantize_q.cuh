@@ -24,6 +24,7 @@ template <QuantizeKvSpec spec>
 struct QuantizeQ {
   using Keys = QuantizeK<spec>;
   using Tiles = typename Keys::Tiles;
+  using Rows = typename Keys::Rows;
 
   const QuantizeQParams& p;
   const Keys keys;
@@ -49,7 +50,7 @@ struct QuantizeQ {
 
   FOVEA_DEVICE_MEMBER void round(const HeadTile& tile) const {
     static_assert(Keys::kWarps == 8, "a warp for each of eight neighbouring rows");
-    const HeadRows rows = queries().rows(tile.sequence, tile.head);
+    const Rows rows = queries().rows(tile.sequence, tile.head);
     typename Keys::Chunks chunks;
 #pragma unroll
     for (int step = 0; step < Keys::kSteps; ++step)
@@ -65,7 +66,7 @@ struct QuantizeQ {
       unpack<spec.element>(is_rounded ? chunks[step] : ptx::U32x4{}, x);
       QuantizedRow beside = beside_of(x, mean);
       if constexpr (Keys::kIsGiven) beside.scale = given;
-      const ptx::U32x2 codes = codes_of<Keys::kCodes>(x, ptx::div_rn(1.0F, beside.scale));
+      const ptx::U32x2 codes = codes_of<Keys::kCodes>(x, factor_of_codes<spec>(beside.scale));
       const std::int32_t row = tile.begin + row_of(step);
       if (row >= rows.count) continue;
       if constexpr (spec.writes_numbers) {

@@ -19,6 +19,7 @@
 #include "common/element_pair.cuh"
 #include "common/head_tiles.cuh"
 #include "common/passes.cuh"
+#include "common/quantize_k.cuh"
 #include "common/round_to_codes.cuh"
 #include "common/warp_reduce.cuh"
 #include "ptx/barrier.cuh"
@@ -47,13 +48,15 @@ struct QuantizeV {
   const int octet = thread % kOctets;
 
   using Block = ptx::U32x4[kKeys];  // four keys of eight channels
+  using Stored = StoredOf<spec>;
+  using Rows = HeadRows<Stored>;
   static constexpr bool kHasChannelScales = has_channel_scales(spec);
 
   /// Of a kernel before the one that rounds: greatest magnitudes of all keys of a sequence and head.
   FOVEA_DEVICE_MEMBER void run_scales_of(std::int32_t number) const {
     const std::int32_t sequence = number / p.num_heads_kv,
                        head = number - sequence * p.num_heads_kv;
-    const HeadRows rows = tiles_of<spec.is_packed>(p).rows(sequence, head);
+    const Rows rows = tiles_of<spec.is_packed, Stored>(p).rows(sequence, head);
     std::uint32_t greatest[8] = {};
 #pragma unroll 1
     for (std::int32_t begin = 0; begin < rows.count; begin += kQuantizedTile) {
@@ -83,9 +86,9 @@ struct QuantizeV {
 
   /// The tile of this number, among those of all sequences and heads.
   FOVEA_DEVICE_MEMBER void run(std::int32_t number) const {
-    const HeadTiles<spec.is_packed> tiles = tiles_of<spec.is_packed>(p);
+    const HeadTiles<spec.is_packed, Stored> tiles = tiles_of<spec.is_packed, Stored>(p);
     const HeadTile tile = tiles.tile(number);
-    const HeadRows rows = tiles.rows(tile.sequence, tile.head);
+    const Rows rows = tiles.rows(tile.sequence, tile.head);
     if (tile.begin < rows.count) round(tile, rows, number);
   }
 
@@ -94,7 +97,7 @@ struct QuantizeV {
     return thread / kOctets + step * (kQuantizeThreads / kOctets);
   }
 
-  FOVEA_DEVICE_MEMBER void round(const HeadTile& tile, const HeadRows& rows,
+  FOVEA_DEVICE_MEMBER void round(const HeadTile& tile, const Rows& rows,
                                  std::int32_t number) const {
     Block blocks[kSteps];
 #pragma unroll
@@ -132,7 +135,7 @@ struct QuantizeV {
     } else {
       const float scale = given_scale(p.scales, tile.sequence, tile.head);
 #pragma unroll
-      for (int c = 0; c < 8; ++c) reciprocals[c] = ptx::div_rn(1.0F, scale);
+      for (int c = 0; c < 8; ++c) reciprocals[c] = factor_of_codes<spec>(scale);
       if (thread == 0) ptx::st_global(const_cast<float*>(p.beside.scales) + number, scale);
     }
 #pragma unroll
@@ -151,7 +154,7 @@ struct QuantizeV {
     return smem + 4 * (part * kHeadDim + of_channel);
   }
 
-  FOVEA_DEVICE_MEMBER void load(const HeadRows& rows, std::int32_t begin, int quad,
+  FOVEA_DEVICE_MEMBER void load(const Rows& rows, std::int32_t begin, int quad,
                                 Block& block) const {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {

@@ -53,6 +53,8 @@ struct TeamSpec : ForwardSpec {
   // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
   bool sums_codes = false;
   Rounding rounding = Rounding::rows;  // where there are codes
+  bool takes_codes =
+      false;  // the call's q, k and v are such; `element` has the bits of the numbers
   Instructions instructions = Instructions::sm80;
 
   bool operator==(const TeamSpec&) const = default;

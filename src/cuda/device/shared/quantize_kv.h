@@ -20,6 +20,8 @@ struct QuantizeKvSpec {
   // In the place of codes the numbers that they stand for, as elements, for kernels that multiply those.
   bool writes_numbers = false;
   Rounding rounding = Rounding::rows;  // else no numbers are written, and Q is rounded
+  // Operands are codes of e4m3 already, which go to their places: Rounding::given, element bf16.
+  bool takes_codes = false;
 
   bool operator==(const QuantizeKvSpec&) const = default;
 };

@@ -58,7 +58,7 @@ struct Rounding {
     const RowsToRound& of = is_key ? p.k : p.q;
     const std::int32_t of_operand = is_key ? number : number - p.num_key_tiles;
     const HeadTile tile = tiles.tile(of_operand);
-    const HeadRows rows = tiles.rows(tile.sequence, tile.head);
+    const HeadRows<> rows = tiles.rows(tile.sequence, tile.head);
     if (tile.begin >= rows.count) return;
     const double sum = sum_of_channel(rows, of, tile.begin);
     if (thread >= kHeadDim) return;
@@ -97,7 +97,7 @@ struct Rounding {
 
   /// Of channel `thread`: rows that are not finite count as zeros. Threads that hold the same channels take different
   /// rows.
-  FOVEA_DEVICE_MEMBER double sum_of_channel(const HeadRows& rows, const RowsToRound& of,
+  FOVEA_DEVICE_MEMBER double sum_of_channel(const HeadRows<>& rows, const RowsToRound& of,
                                             std::int32_t begin) const {
     constexpr int kLanes = kHeadDim / 8, kAtOnce = kFp4Threads / kLanes;
     const int channel = thread % kLanes * 8;
@@ -171,7 +171,7 @@ struct Rounding {
   static constexpr int kRowThreads = kQuantizedTile * kSteps;  // others have no row
   static_assert(kRowThreads <= kFp4Threads, "a thread has a step at most");
 
-  FOVEA_DEVICE_MEMBER MyStep load_step(const HeadRows& rows, const RowsToRound& of,
+  FOVEA_DEVICE_MEMBER MyStep load_step(const HeadRows<>& rows, const RowsToRound& of,
                                        std::int32_t begin) const {
     MyStep mine{thread / kSteps, thread % kSteps, {}, false};
     bool is_marked = false;
@@ -200,7 +200,7 @@ struct Rounding {
   FOVEA_DEVICE_MEMBER void round_keys(std::int32_t number) const {
     const Tiles tiles = operands.keys();
     const HeadTile tile = tiles.tile(number);
-    const HeadRows rows = tiles.rows(tile.sequence, tile.head);
+    const HeadRows<> rows = tiles.rows(tile.sequence, tile.head);
     if (tile.begin >= rows.count) return;
     char* const to = record(p.results.keys, number, fp4_record_bytes(kHeadDim));
     if (thread < kRowThreads) {
@@ -224,7 +224,7 @@ struct Rounding {
   FOVEA_DEVICE_MEMBER void round_queries(std::int32_t number) const {
     const Tiles tiles = operands.queries();
     const HeadTile tile = tiles.tile(number);
-    const HeadRows rows = tiles.rows(tile.sequence, tile.head);
+    const HeadRows<> rows = tiles.rows(tile.sequence, tile.head);
     if (tile.begin >= rows.count || thread >= kRowThreads) return;
     char* const to = record(p.results.queries, number, fp4_query_record_bytes(kHeadDim));
     const MyStep mine = load_step(rows, p.q, tile.begin);
@@ -299,7 +299,7 @@ struct Rounding {
   }
 
   /// Keys whose values are not finite, which become zeros.
-  FOVEA_DEVICE_MEMBER void put_values(const HeadRows& rows, std::int32_t begin) const {
+  FOVEA_DEVICE_MEMBER void put_values(const HeadRows<>& rows, std::int32_t begin) const {
     constexpr int kLanes = spec.head_dim_v / 8;
     static_assert((kLanes & (kLanes - 1)) == 0, "a row is a power of two of lanes");
 #pragma unroll 4
@@ -321,7 +321,7 @@ struct Rounding {
   FOVEA_DEVICE_MEMBER void round_values(std::int32_t number) const {
     const Tiles tiles = operands.values();
     const HeadTile tile = tiles.tile(number);
-    const HeadRows rows = tiles.rows(tile.sequence, tile.head);
+    const HeadRows<> rows = tiles.rows(tile.sequence, tile.head);
     if (tile.begin >= rows.count) return;
     put_values(rows, tile.begin);
     char* const to = record(p.results.values, number, fp4_record_bytes(spec.head_dim_v));

@@ -190,8 +190,9 @@ struct CodeScores<spec, true> {
           row_of(team, i, at / 2 % 2).scale == 0.0F || (keys.unrounded >> bit & 1U) != 0;
       if (!ptx::vote_any(is_mine)) continue;
       const RowView<spec> row(team.p, work, team.my_row(i, at / 2 % 2));
-      const float product =
-          given_product(row, begin + of_tile, rounded->q, rounded->k, rounded->head_dim);
+      float product = quiet_nan();  // of a code: e4m3 has no infinity
+      if constexpr (!spec.takes_codes)
+        product = given_product(row, begin + of_tile, rounded->q, rounded->k, rounded->head_dim);
       const int mine = is_mine ? at : -1;
 #pragma unroll
       for (int k = 0; k < T::kRowBlocks * T::kKeyBlocks * 4; ++k) {

@@ -258,6 +258,7 @@ FOVEA_DEVICE void rewrite_value_codes(const Team<spec>& team,
     const SharedAddress word = values.at(channel, byte);
     const auto codes = ptx::ld_shared<std::uint32_t>(word);
     const auto given = [&](int i) -> std::uint32_t {
+      if constexpr (spec.takes_codes) return 0x7fc0U;  // NaN of bf16: e4m3 has no infinity
       const std::int32_t key = tile.idx * spec.tile_kv + key_of_byte(byte + i);
       const char* const row = kv_row<spec>(team.p, work, team.p.v, head, key);
       return ptx::ld_global(reinterpret_cast<const std::uint16_t*>(row) +

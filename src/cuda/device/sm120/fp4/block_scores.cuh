@@ -25,7 +25,7 @@ struct BlockScores {
   FOVEA_DEVICE_MEMBER void run() const {
     const auto tiles = operands.keys();
     const HeadTile tile = tiles.tile(ptx::block_idx().x);
-    const HeadRows rows = tiles.rows(tile.sequence, tile.head);
+    const HeadRows<> rows = tiles.rows(tile.sequence, tile.head);
     const std::int32_t of_sequence = tile.begin / kQuantizedTile;
     if (tile.begin >= rows.count || of_sequence >= p.results.tiles_of_longest) return;
     put_keys(rows, tile);
@@ -56,7 +56,7 @@ struct BlockScores {
 
   /// Less their mean. Of a key that is not finite all products are NaN, which attention replaces. Lanes take
   /// neighbouring keys, so that what they write lies in different banks.
-  FOVEA_DEVICE_MEMBER void put_keys(const HeadRows& rows, const HeadTile& tile) const {
+  FOVEA_DEVICE_MEMBER void put_keys(const HeadRows<>& rows, const HeadTile& tile) const {
     constexpr int kAtOnce = kFp4Threads / kQuantizedTile;
     const float* const mean = operands.mean_of(tile.sequence, tile.head);
     const int key = thread % kQuantizedTile;

@@ -26,7 +26,7 @@ struct Operands {
   FOVEA_DEVICE_MEMBER Tiles keys() const { return tiles_of<spec.is_packed>(p.k); }
   FOVEA_DEVICE_MEMBER Tiles values() const { return tiles_of<spec.is_packed>(p.v); }
 
-  FOVEA_DEVICE U32x4 eight(const HeadRows& rows, const RowsToRound& of, std::int64_t row,
+  FOVEA_DEVICE U32x4 eight(const HeadRows<>& rows, const RowsToRound& of, std::int64_t row,
                            int channel) {
     return rows.eight<true>(row, channel, of.head_dim, of.is_aligned != 0);
   }
