@@ -102,7 +102,8 @@ def make_outputs(
     if not q_shape or not v_shape:
         raise InvalidArgument(f"{function}: q or v has rank 0; expected [batch, seqlen, num_heads, head_dim]")
     if out is None:
-        out = framework.empty(q, q_shape[:-1] + v_shape[-1:], None)
+        is_of_codes = str(getattr(q, "dtype", "")).endswith("float8_e4m3fn")
+        out = framework.empty(q, q_shape[:-1] + v_shape[-1:], "bf16" if is_of_codes else None)
     if lse is None and return_lse:
         lse = framework.empty(q, lse_shape(q_shape, layout), "f32")
     return out, lse
@@ -213,12 +214,13 @@ def attention(
         takes none.
     q_scale, k_scale, v_scale : array, [batch, num_heads_kv] f32, optional
         Where `quant` has scales=given, as "fp8_static" has: what q, k and v are divided by before they are rounded, of each
-        sequence and kv head; any strides. Others call them descales.
+        sequence and kv head; any strides. q, k and v may be codes already, in float8_e4m3fn, of numbers that these are
+        multiplied by. Others call them descales.
 
     Returns
     -------
     out : array
-        Shape as above, dtype of q, of q's library; 0 where a row sees no key.
+        Shape as above, dtype of q (bf16 where that is float8_e4m3fn), of q's library; 0 where a row sees no key.
     lse : array
         With `return_lse`: [batch, num_heads_q, seqlen_q] f32 (packed: [num_heads_q, total_q]), the natural logarithm of the sum
         of exponentials; -inf where a row sees no key.

@@ -137,7 +137,7 @@ _FLASH_ATTN_3 = DropIn(
     },
     arguments=(
         Row("q, k, v, qkv", "honoured", "f32, f16, bf16, any head dims up to 576, head_dim_v too; gradients but over caches; float8_e4m3fn but over caches, beside qv, "
-            "without gradients, on GPUs from compute capability 8.9 on and up to head dims of 128: they are widened to bf16 before, out is bf16"),
+            "without gradients, on GPUs from compute capability 8.9 on and up to head dims of 128; out is bf16 then"),
         Row("num_heads_q", "honoured", "of a qkv of rank 4"),
         Row("qv", "honoured", "k and v are joined by a copy, unless they are the last and the first columns of one tensor; over a cache that alone, and without new keys"),
         Row("q_descale, k_descale, v_descale", "honoured", "of q, k and v in float8, and of caches in float8 beside q in f16, bf16 or f32; as there, no effect on other dtypes"),

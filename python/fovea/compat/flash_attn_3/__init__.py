@@ -70,37 +70,23 @@ def _refuse_codes(function: str, q: Any) -> None:
         raise Unsupported(f"{function}: q is {q.dtype}; expected f32, f16 or bf16: q.to(torch.bfloat16), scales multiplied in")
 
 
-def _numbers_of_codes(
-    function: str, q: Any, k: Any, v: Any, qv: Any, descales: tuple[Any, Any, Any], cu_seqlens: tuple[Any, Any] | None = None,
-) -> tuple[Any, Any, Any, dict[str, Any]]:  # fmt: skip
-    """q, k and v in float8 as the numbers of bf16 that they stand for, and the recipe whose codes of those they are again.
-
-    Bf16 keeps eight bits of a number, a code has four: divided by its scale and rounded, each is the code that it was. Of other
-    dtypes nothing is done, and descales have no effect, as there.
-    """
+def _recipe_of_codes(function: str, q: Any, k: Any, v: Any, qv: Any, descales: tuple[Any, Any, Any], batch: int) -> dict[str, Any]:
+    """What `fovea.attention` takes q, k and v in float8 by: their scales, 1 where there are none. Of other dtypes nothing, and
+    descales have no effect, as there."""
     if "float8" not in str(q.dtype):
-        return q, k, v, {}
+        return {}
     if q.dtype != torch.float8_e4m3fn or not q.dtype == k.dtype == v.dtype:
         raise Unsupported(f"{function}: q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; expected one dtype, of float8 torch.float8_e4m3fn")
     if qv is not None:
         raise Unsupported(f"{function}: qv beside q in float8; expected f16 or bf16")
-    cu_q, cu_k = (None, None) if cu_seqlens is None else cu_seqlens
-    batch = q.shape[0] if cu_q is None else len(cu_q) - 1
     shape = (batch, k.shape[-2])
-    scales, numbers = [], []
-    for name, codes, descale, cu in zip(("q", "k", "v"), (q, k, v), descales, (cu_q, cu_k, cu_k)):
-        scale = torch.ones(shape, dtype=torch.float32, device=q.device) if descale is None else descale
+    recipe: dict[str, Any] = {"quant": "fp8_static"}
+    for name, descale in zip(("q", "k", "v"), descales):
+        scale = q.new_ones((), dtype=torch.float32).expand(shape) if descale is None else descale
         if tuple(scale.shape) != shape or scale.dtype != torch.float32:
             raise InvalidCall(f"{function}: {name}_descale is {scale.dtype} {tuple(scale.shape)}; expected f32 {shape}, of each sequence and kv head")
-        of_heads = scale.repeat_interleave(codes.shape[-2] // shape[1], 1)
-        if cu is None:
-            of_rows = of_heads[:, None]
-        else:  # rows of no sequence have the scale of the last one: they are nobody's
-            rows = torch.arange(codes.shape[0], device=cu.device, dtype=cu.dtype)
-            of_rows = of_heads[torch.bucketize(rows, cu[1:], right=True).clamp_(max=max(batch - 1, 0))] if batch else of_heads.new_ones(())
-        numbers.append((codes.float() * (of_rows[..., None] if of_rows.dim() else of_rows)).to(torch.bfloat16))
-        scales.append(scale)
-    return *numbers, {"quant": "fp8_static", "q_scale": scales[0], "k_scale": scales[1], "v_scale": scales[2]}
+        recipe[f"{name}_scale"] = scale
+    return recipe
 
 
 def _of_parts(rounding: dict[str, Any], seqused_q: Any, seqused_k: Any) -> dict[str, Any]:
@@ -137,7 +123,7 @@ def flash_attn_func(
     ``python -m fovea.compat list flash_attn_3`` has the arguments. Returns out; with `return_attn_probs` (out, lse).
     """
     _check("flash_attn_func", q, num_splits, attention_chunk)
-    q, k, v, rounding = _numbers_of_codes("flash_attn_func", q, k, v, qv, (q_descale, k_descale, v_descale))
+    rounding = _recipe_of_codes("flash_attn_func", q, k, v, qv, (q_descale, k_descale, v_descale), q.shape[0])
     features = _features(q, v, qv, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin) | rounding
     q, k = _latent("flash_attn_func", q, k, v, qv)
     return attention(q, k, v, deterministic=deterministic, return_lse=return_attn_probs, **features)
@@ -176,8 +162,7 @@ def flash_attn_varlen_func(
     """
     function = "flash_attn_varlen_func"
     _check(function, q, num_splits, attention_chunk)
-    descales = (q_descale, k_descale, v_descale)
-    q, k, v, rounding = _numbers_of_codes(function, q, k, v, qv, descales, (cu_seqlens_q, cu_seqlens_k))
+    rounding = _recipe_of_codes(function, q, k, v, qv, (q_descale, k_descale, v_descale), len(cu_seqlens_q) - 1)
     features = _features(q, v, qv, softmax_scale, causal, window_size, attention_chunk, softcap, sm_margin) | rounding
     q, k = _latent(function, q, k, v, qv)
     if seqused_q is not None or seqused_k is not None:

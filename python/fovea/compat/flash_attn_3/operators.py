@@ -20,8 +20,8 @@ from . import (
     _check,
     _features,
     _latent,
-    _numbers_of_codes,
     _of_parts,
+    _recipe_of_codes,
     flash_attn_combine,
     flash_attn_with_kvcache,
 )
@@ -146,8 +146,8 @@ def _fwd(
             }  # fmt: skip
             made, lse = _over_cache(q, k, v, cu_seqlens_q, max_seqlen_q, seqused_q, options)
         else:
-            offsets = None if cu_seqlens_q is None and cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
-            q, k, v, rounding = _numbers_of_codes("fwd", q, k, v, q_v, (q_descale, k_descale, v_descale), offsets)
+            batch = len(q) if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+            rounding = _recipe_of_codes("fwd", q, k, v, q_v, (q_descale, k_descale, v_descale), batch)
             features = _features(q, v, q_v, softmax_scale, is_causal, window_size, attention_chunk, softcap, sm_margin) | rounding
             q, k = _latent("fwd", q, k, v, q_v)
             made, lse = _without_cache(q, k, v, (cu_seqlens_q, cu_seqlens_k), (seqused_q, seqused_k), out, features)
