@@ -15,6 +15,7 @@
 #include "gpu.hpp"
 #include "gradients.hpp"
 #include "problem/forward.hpp"
+#include "problem/input_codes.hpp"
 #include "progress.hpp"
 #include "safetensors.hpp"
 #include "visible_work.hpp"
@@ -39,6 +40,8 @@ constexpr const char* kExamples =
   Two packed sequences that see 256 keys to the left:
     fovea attend --q q.npy --k k.npy --v v.npy --layout thd \
       --cu-seqlens-q c.npy --cu-seqlens-kv c.npy --causal --window 256,0 --out out.npy
+  Codes of e4m3, whose file holds q_scale, k_scale and v_scale too:
+    fovea attend --input codes.safetensors --quant fp8_static --out out.safetensors --check
   The same on a GPU:
     fovea attend --input qkv.safetensors --device cuda --out out.safetensors --check
   Gradients, that of a learnable bias among them:
@@ -69,7 +72,8 @@ void add_output_options(CommandLine& line, AttendOptions& options) {
   line.add({"--lse", "FILE", kGroup,
             "write log(sum(exp(score))) of each row, f32, .npy; -inf where a row sees no key"},
            [&](const std::string&, const std::string& path) { options.lse = path; });
-  line.add({"--out-dtype", "NAME", kGroup, "f32, f16 or bf16 (default: that of q)"},
+  line.add({"--out-dtype", "NAME", kGroup,
+            "f32, f16 or bf16 (default: that of q; bf16 where it is e4m3)"},
            [&](const std::string& option, const std::string& text) {
              options.out_dtype = parse_float_dtype(option, text);
            });
@@ -376,7 +380,15 @@ int attend(const AttendOptions& options) {
       load_gradients(options.gradients, options.attention, inputs, args.score, files);
   files.refuse_clashes();
 
-  const TensorSpec out_shape = out_spec(inputs, options.out_dtype.value_or(inputs.q.spec.dtype));
+  const bool wants_scales = args.quant.scales == ScaleSource::given;
+  if (wants_scales && !(args.q_scale && args.k_scale && args.v_scale)) {
+    bad_input(
+        fmt::format("--quant: {} wants scales; expected q_scale, k_scale and v_scale in --input, "
+                    "f32 [batch, num_heads_kv]",
+                    fovea::print(args.quant)));
+  }
+  const Dtype out_dtype = options.out_dtype.value_or(default_out_dtype(inputs.q.spec.dtype));
+  const TensorSpec out_shape = out_spec(inputs, out_dtype);
   const TensorSpec lse_shape = lse_spec(options.attention, inputs);
   args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_shape), options.attention.layout);
   static_cast<void>(

@@ -90,6 +90,13 @@ class Loader {
     inputs.q = tensors.tensor("q");
     inputs.k = tensors.tensor("k");
     inputs.v = tensors.tensor("v");
+    if (options_.quant.scales != ScaleSource::given) return;
+    const auto scale = [&](std::string_view name) {
+      return tensors.contains(name) ? tensors.tensor(name) : Array{};
+    };
+    inputs.q_scale = scale("q_scale");
+    inputs.k_scale = scale("k_scale");
+    inputs.v_scale = scale("v_scale");
   }
 
   const AttentionOptions& options_;
@@ -300,6 +307,9 @@ AttentionForward make_call(const AttentionOptions& options, const Inputs& inputs
       .sinks = inputs.sinks.view(),
       .dropout = options.dropout,
       .quant = options.quant,
+      .q_scale = inputs.q_scale.view(),
+      .k_scale = inputs.k_scale.view(),
+      .v_scale = inputs.v_scale.view(),
       .cu_seqlens_q = inputs.cu_seqlens_q.view(),
       .cu_seqlens_kv = inputs.cu_seqlens_kv.view(),
       .compute_dtype = options.compute_dtype,

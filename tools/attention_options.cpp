@@ -229,15 +229,11 @@ void add_sm_margin_option(CommandLine& line, int& sm_margin) {
 void add_quant_option(CommandLine& line, Quantization& quant) {
   line.add(
       {"--quant", "RECIPE", kRunGroup,
-       "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1, sage2, nvfp4 "
-       "or "
-       "mxfp4, "
-       "and fields behind it: accurate,hadamard=yes; or a .json file of fovea calibrate (cpu)"},
+       "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1, sage2, nvfp4, "
+       "mxfp4 or fp8_static (by q_scale, k_scale and v_scale of --input), and fields behind it: "
+       "accurate,hadamard=yes; or a .json file of fovea calibrate (cpu)"},
       [&quant](const std::string& option, const std::string& text) {
         quant = is_recipe_file(text) ? read_recipe(option, text) : parse_recipe(option, text);
-        if (quant.scales == ScaleSource::given)
-          bad_input(fmt::format("{}: {} wants scales of the call; expected scales=measured", option,
-                                text));
       });
   line.add({"--accuracy", "X", kRunGroup,
             "instead of --quant: the relative error that out may have; the plan takes the fastest "

@@ -84,6 +84,7 @@ void add_threads_option(CommandLine& line, int& threads);
 /// alone.
 struct Inputs {
   Array q, k, v, cu_seqlens_q, cu_seqlens_kv;
+  Array q_scale, k_scale, v_scale;  // where --input holds them
   Array bias, alibi, segments_q, segments_kv, mask, sinks;
   std::vector<std::pair<std::string, Array>> tensors;
 };

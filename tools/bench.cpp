@@ -362,6 +362,8 @@ std::vector<Row> run_jobs(const std::vector<Job>& jobs, const BenchOptions& opti
 std::vector<Job> with_recipe(const std::vector<Job>& jobs, const BenchOptions& options) {
   const Quantization& quant = options.jobs.attention.quant;
   if (quant.is_none()) return jobs;
+  if (quant.scales == ScaleSource::given)
+    bad_input("--quant: has scales=given, and these calls give none; expected scales=measured");
   std::vector<Job> both;
   for (const Job& job : jobs) {
     both.push_back(job);

@@ -118,7 +118,7 @@ void check_cu_seqlens(const Inputs& inputs) {
 }  // namespace
 
 void check_input(const AttentionOptions& options, std::string_view tensor, const Array& array) {
-  check_dtype(array, {Dtype::f32, Dtype::f16, Dtype::bf16}, "f32, f16 or bf16");
+  check_dtype(array, {Dtype::f32, Dtype::f16, Dtype::bf16, Dtype::e4m3}, "f32, f16, bf16 or e4m3");
   if (options.dtype && array.spec.dtype != *options.dtype) {
     bad_input(fmt::format("--dtype: is {}, but {} ({}) holds {}", fovea::name(*options.dtype),
                           tensor, array.source, to_string(array.spec)));

@@ -31,7 +31,7 @@ constexpr DtypeName kDtypeNames[] = {{"F32", 4, Dtype::f32},   {"F16", 2, Dtype:
                                      {"I32", 4, Dtype::i32},   {"I64", 8, Dtype::i64},
                                      {"F64", 8, {}},           {"I16", 2, {}},
                                      {"U16", 2, {}},           {"U32", 4, {}},
-                                     {"U64", 8, {}},           {"F8_E4M3", 1, {}},
+                                     {"U64", 8, {}},           {"F8_E4M3", 1, Dtype::e4m3},
                                      {"F8_E5M2", 1, {}}};
 
 const DtypeName* find_dtype(std::string_view text) {

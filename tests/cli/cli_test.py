@@ -19,7 +19,7 @@ import unittest
 import zlib
 from pathlib import Path
 
-from files import bf16, count, elements, from_bf16, normal, npy, read_npy, read_safetensors, safetensors
+from files import bf16, count, e4m3, elements, from_bf16, from_e4m3, normal, npy, read_npy, read_safetensors, safetensors
 
 FOVEA = ""
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,7 +181,29 @@ class Results(CommandTest):
             report = json.loads(result.stdout)
             self.assertEqual(report["explanation"]["kernel"], "cpu/attention_quantized")
             self.assertIn(f"quant {recipe}", report["explanation"]["problem"])
-        self.expect(self.attend("--quant", "fp8_static"), 2, "--quant", "scales=measured")
+        self.expect(self.attend("--quant", "fp8_static"), 2, "--quant: fp8_static wants scales", "q_scale, k_scale and v_scale in --input")
+
+    def test_codes_of_e4m3_are_numbers_times_their_scales(self):
+        codes, numbers = {}, {}
+        scales = [2.0**-6, 2.0**-7, 0.01, 0.02]  # of each batch entry and kv head
+        for name, values, shape in (("q", self.q, Q_SHAPE), ("k", self.k, K_SHAPE), ("v", self.v, V_SHAPE)):
+            of_element = [scales[b * HEADS_KV + h * HEADS_KV // shape[2]]
+                          for b in range(shape[0]) for _ in range(shape[1]) for h in range(shape[2]) for _ in range(shape[3])]  # fmt: skip
+            stored = [e4m3(value / scale) for value, scale in zip(values, of_element)]
+            codes[name] = ("F8_E4M3", shape, bytes(stored))
+            numbers[name] = [from_e4m3(bits) * scale for bits, scale in zip(stored, of_element)]
+            codes[f"{name}_scale"] = ("F32", (BATCH, HEADS_KV), elements(scales, "<f4"))
+        self.write("codes.safetensors", safetensors(codes))
+        words = ["attend", "--input", "codes.safetensors", "--threads", "1"]
+        result = self.run_fovea(*words, "--quant", "fp8_static", "--out-dtype", "f32", "--out", "out.npy", "--check")
+        self.assertIn("e4m3 batch", result.stdout)
+        self.expect_out(result, attention(*numbers.values())[0], 0.1)
+        self.expect(self.run_fovea(*words, "--quant", "fp8_static", "--out", "out.safetensors"), 0)
+        self.assertEqual(read_safetensors(self.folder / "out.safetensors")["out"][0], "BF16")
+        self.expect(self.run_fovea(*words), 2, "q, k and v are e4m3 and quant is none; expected fp8_static")
+        del codes["k_scale"]
+        self.write("codes.safetensors", safetensors(codes))
+        self.expect(self.run_fovea(*words, "--quant", "fp8_static"), 2, "expected q_scale, k_scale and v_scale in --input")
 
     def test_an_accuracy_chooses_a_recipe_or_none(self):
         report = json.loads(self.attend("--accuracy", "0.05", "--check", "--json").stdout)

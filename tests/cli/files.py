@@ -69,5 +69,17 @@ def bf16(value: float) -> int:
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
+def from_e4m3(bits: int) -> float:
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    magnitude = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
+    return -magnitude if bits & 128 else magnitude
+
+
+def e4m3(value: float) -> int:
+    """The bits of the nearest code, NaN apart; a tie becomes either."""
+    nearest = min(range(127), key=lambda bits: abs(from_e4m3(bits) - abs(value)))
+    return nearest | (128 if value < 0 else 0)
+
+
 def from_bf16(bits: int) -> float:
     return struct.unpack("<f", struct.pack("<I", bits << 16))[0]
