@@ -46,7 +46,8 @@ struct AttentionForward {
   /// draws for: a part of a problem drops what the whole does. Four keys, from a multiple of 4 on, stand side by side
   /// in the whole, too, from a multiple of 4 on. On cuda nobody looks at what the tensor holds.
   Int32View dropout_places{};
-  /// q, k, probabilities and v in eight or four bits: parse_quantization("accurate"), or fields. On the cpu.
+  /// q, k, probabilities and v in eight or four bits: parse_quantization("accurate"), or fields. Which
+  /// run on which device: docs/guides/quantization.md.
   Quantization quant{};
   // [batch, num_heads_kv] f32, packed [num_sequences, num_heads_kv], any strides: where quant.scales is given, what q, k
   // and v are divided by before they are rounded; where they are codes of e4m3, what these are multiplied by

@@ -68,7 +68,7 @@ struct Problem {
   Dropout dropout{};
   bool reads_dropout_seed = false;  // from tensors of the call: see AttentionForward
   bool has_dropout_places = false;
-  // what q, k, probabilities and v are rounded to; a forward call on the cpu
+  // what q, k, probabilities and v are rounded to
   Quantization quant{};
   // packed: cu_seqlens_q and cu_seqlens_kv have num_sequences + 1 entries
   std::optional<std::int64_t> num_sequences{};

@@ -206,8 +206,8 @@ def attention(
     quant : str, Recipe or path, optional
         A recipe of attention in eight bits, "accurate", "fast", "int8", "sage1", "sage2" or "fp8_static", or in four, "nvfp4" or
         "mxfp4", and fields behind a name: ``"accurate,hadamard=yes"``; or what ``fovea calibrate`` chose: a .json file, better
-        read once by `load_recipe`. On the CPU all; on GPUs "accurate", and "fast", "sage2" and "fp8_static" from compute
-        capability 8.9 on. Gradients pass straight through the rounding.
+        read once by `load_recipe`. On the CPU all; on GPUs "accurate", "sage1" of f16, and "fast", "sage2" and "fp8_static"
+        from compute capability 8.9 on. Gradients pass straight through the rounding.
     accuracy : float, optional
         In place of `quant`: the relative error that out may have. The plan takes the fastest recipe whose stated error is within
         it, if one is faster here than none, and `explain` says which and why; where gradients are recorded or graphs compiled it

@@ -44,6 +44,17 @@ std::string print_value(Rounding value) {
   }
   return "";
 }
+std::string print_value(KeyMean value) {
+  switch (value) {
+    case KeyMean::none:
+      return "KeyMean::none";
+    case KeyMean::sample:
+      return "KeyMean::sample";
+    case KeyMean::all:
+      return "KeyMean::all";
+  }
+  return "";
+}
 std::string print_value(std::int32_t value) { return std::to_string(value); }
 std::string print_value(bool value) { return value ? "true" : "false"; }
 

@@ -67,6 +67,7 @@ std::string print_value(Element value);
 std::string print_value(Codes value);
 std::string print_value(Instructions value);
 std::string print_value(Rounding value);
+std::string print_value(KeyMean value);
 std::string print_value(std::int32_t value);
 std::string print_value(bool value);
 

@@ -183,12 +183,59 @@ TEST_P(GpuFeatures, EqualTheOracleWithRoundedExponentials) {
   if (GetParam().group == "products") return;  // of CPUs
   if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
   const Generation generation{.major = 8, .minor = 9};
-  for (const std::string_view recipe : {"sage2", "fp8_static"}) {
+  for (const std::string_view recipe :
+       {"sage2", "sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25", "fp8_static"}) {
     for (const std::int64_t head_dim : {64, 128}) {
       const Case problem = rounded_case(recipe, head_dim, GetParam());
       if (std::max(problem.head_dim_qk, problem.head_dim_v) > 128) continue;
       expect_kernel_equals_oracle(problem,
                                   [&](const AttentionForward& args) { run_as(generation, args); });
+    }
+  }
+}
+
+/// Of f16, as P and V are.
+TEST_P(GpuFeatures, EqualTheOracleWithRoundedOperandsInHalf) {
+  if (GetParam().group == "products") return;  // of CPUs
+  Case problem = rounded_case("sage1,q_scales=thread,k_scales=thread", 64, GetParam());
+  if (problem.dtype != Dtype::f16 || problem.head_dim_qk > 128) return;
+  expect_kernel_equals_oracle(problem,
+                              [&](const AttentionForward& args) { run_as({.major = 8}, args); });
+}
+
+/// Rows and keys that share scales otherwise, and other means: dense with grouped heads, packed, by elements.
+TEST_F(Gpu, RecipesOfOtherGroups) {
+  if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
+  for (const std::string_view recipe :
+       {"sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25,smooth_k=none",
+        "sage2,block_q=128,warp_q=32,block_kv=64,q_scales=warp,k_scales=block",
+        "sage2,q_scales=warp,k_scales=block", "sage2,q_scales=block,smooth_k=sample",
+        "sage1,row_sums=exact,accumulation=two_level", "sage1,q_scales=warp",
+        "sage1,q_scales=thread,k_scales=thread,block_kv=128,smooth_k=none",
+        "accurate,q_scales=block,k_scales=block,block_kv=64,smooth_k=sequence"}) {
+    Case problem = plain_case(recipe.starts_with("sage1") ? Dtype::f16 : Dtype::bf16);
+    problem.quant = parse_quantization(recipe);
+    problem.label = recipe;
+    problem.seqlen_q = 270;
+    problem.seqlen_kv = 400;
+    problem.num_heads_q = 4;
+    problem.num_heads_kv = 2;
+    problem.head_dim_qk = problem.head_dim_v = 128;
+    problem.mask = causal();
+    problem.has_sinks = true;
+    Case packed = problem;
+    packed.label += " packed";
+    packed.sequences = {{0, 0}, {1, 1}, {140, 300}, {70, 0}, {0, 9}, {200, 128}, {3, 257}};
+    packed.trailing_rows = 3;
+    packed.head_dim_qk = packed.head_dim_v = 64;
+    Case by_elements = problem;
+    by_elements.label += " by elements";
+    by_elements.head_dim_qk = 29;
+    by_elements.layout = Layout::odd_offset;
+    by_elements.mask = {};
+    for (const Case& each : {problem, packed, by_elements}) {
+      expect_kernel_equals_oracle(
+          each, [&](const AttentionForward& args) { run_as({.major = 8, .minor = 9}, args); });
     }
   }
 }

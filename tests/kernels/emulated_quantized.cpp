@@ -34,43 +34,70 @@ consteval QuantizeKvSpec for_sm80(QuantizeKvSpec spec) {
   return spec;
 }
 
+/// Of `sage2` and `fp8_static`.
 consteval QuantizeKvSpec of_rounding(Rounding rounding, Element element, std::int32_t head_dim_qk,
                                      std::int32_t head_dim_v, bool is_packed = false) {
-  return for_sm80({.element = element,
-                   .head_dim_qk = head_dim_qk,
-                   .head_dim_v = head_dim_v,
-                   .is_packed = is_packed,
-                   .rounding = rounding});
+  QuantizeKvSpec spec = for_sm80({.element = element,
+                                  .head_dim_qk = head_dim_qk,
+                                  .head_dim_v = head_dim_v,
+                                  .is_packed = is_packed,
+                                  .rounding = rounding});
+  if (rounding == Rounding::lanes) spec.q_span = 16, spec.q_step = 8;
+  spec.key_mean = rounding == Rounding::lanes ? KeyMean::all : KeyMean::none;
+  return spec;
 }
-
 consteval QuantizeKvSpec of_codes(std::int32_t head_dim, bool is_packed = false) {
   QuantizeKvSpec spec = of_rounding(Rounding::given, Element::bf16, head_dim, head_dim, is_packed);
   spec.takes_codes = true;
   return spec;
 }
 
-/// Of recipes whose codes of P are exponentials: those that cases want.
+/// What shares scales: rows, keys of which tile, lanes or all of them.
+struct Groups {
+  std::int32_t q_span, q_step, k_tile;
+  bool has_k_lanes;
+  KeyMean key_mean;
+};
+consteval QuantizeKvSpec with_groups(QuantizeKvSpec spec, const Groups& groups) {
+  spec.q_span = groups.q_span;
+  spec.q_step = groups.q_step;
+  spec.k_tile = groups.k_tile;
+  spec.has_k_lanes = groups.has_k_lanes;
+  spec.key_mean = groups.key_mean;
+  return spec;
+}
+
+/// Of recipes that have other groups than `accurate` and `fast`, or other codes: those that cases want.
 template <class Run, QuantizeKvSpec... specs>
-void with_one_of(const QuantizeKvSpec& spec, const Run& run) {
-  const bool is_any = ((spec == specs && (run.template operator()<specs>(), true)) || ...);
-  if (!is_any) throw std::out_of_range("no such rounding");
+bool is_one_of(const QuantizeKvSpec& spec, const Run& run) {
+  return ((spec == specs && (run.template operator()<specs>(), true)) || ...);
 }
 template <class Run>
-void with_rounding(const QuantizeKvSpec& spec, const Run& run) {
+bool has_named_rounding(const QuantizeKvSpec& spec, const Run& run) {
   using enum Rounding;
+  using enum KeyMean;
   constexpr Element kBf16 = Element::bf16, kF16 = Element::f16;
-  with_one_of<Run, of_rounding(lanes, kBf16, 64, 64), of_rounding(lanes, kBf16, 128, 128),
-              of_rounding(lanes, kF16, 64, 64), of_rounding(lanes, kBf16, 64, 64, true),
-              of_rounding(given, kBf16, 64, 64), of_rounding(given, kBf16, 128, 128),
-              of_rounding(given, kF16, 64, 64), of_rounding(given, kBf16, 64, 64, true),
-              of_rounding(given, kBf16, 128, 64), of_codes(64), of_codes(128), of_codes(64, true)>(
-      spec, run);
+  return is_one_of<Run, of_rounding(lanes, kBf16, 64, 64), of_rounding(lanes, kBf16, 128, 128),
+                   of_rounding(lanes, kF16, 64, 64), of_rounding(lanes, kBf16, 64, 64, true),
+                   of_rounding(given, kBf16, 64, 64), of_rounding(given, kBf16, 128, 128),
+                   of_rounding(given, kF16, 64, 64), of_rounding(given, kBf16, 64, 64, true),
+                   of_rounding(given, kBf16, 128, 64), of_codes(64), of_codes(128),
+                   of_codes(64, true),
+                   with_groups(of_rounding(lanes, kBf16, 128, 128), {32, 8, 64, true, all}),
+                   with_groups(of_rounding(lanes, kBf16, 64, 64, true), {32, 1, 64, false, none}),
+                   with_groups(of_rounding(lanes, kBf16, 64, 64), {16, 1, 128, false, all}),
+                   with_groups(of_rounding(rows, kF16, 64, 0), {64, 1, 64, false, all}),
+                   with_groups(of_rounding(rows, kF16, 128, 0), {32, 8, 64, true, none}),
+                   with_groups(of_rounding(rows, kBf16, 64, 0), {128, 1, 64, false, all})>(spec,
+                                                                                           run);
 }
 
 /// run.operator()<spec>() of the spec, which is a constant there.
 template <class Run>
 void with_spec(const QuantizeKvSpec& spec, const Run& run) {
-  if (spec.rounding != Rounding::rows) return with_rounding(spec, run);
+  if (has_named_rounding(spec, run)) return;
+  if (spec.rounding != Rounding::rows || spec.q_span > 1 || spec.k_tile != kQuantizedTile)
+    throw std::out_of_range("no such rounding");
   const auto of_element = [&]<Element element>() {
     const auto of_width = [&]<std::int32_t head_dim>() {
       const auto of_v = [&]<std::int32_t head_dim_v>() {

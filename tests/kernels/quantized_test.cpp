@@ -18,6 +18,7 @@
 #include "kernels/emulated_forward.hpp"
 #include "kernels/emulation.hpp"
 #include "kernels/forward_cases.hpp"
+#include "quant/groups.hpp"
 #include "reference/attention_forward.hpp"
 #include "support/compare.hpp"
 #include "support/kernel_compare.hpp"
@@ -235,7 +236,7 @@ cuda::QuantizeKvSpec hopper_spec(const ForwardProblem& f) {
 
 cuda::QuantizeKvSpec sm80_spec(const ForwardProblem& f) {
   const auto plan = cuda::choose_forward(f, cuda::typical_device(8, 0));
-  return cuda::quantize_kv_spec(plan.spec.as<cuda::TeamSpec>());
+  return cuda::quantize_kv_spec(plan.spec.as<cuda::TeamSpec>(), plan.quant);
 }
 
 class Codes : public ::testing::TestWithParam<const char*> {
@@ -331,6 +332,51 @@ INSTANTIATE_TEST_SUITE_P(All, Codes,
                          ::testing::Values("quantized_full_d128", "quantized_causal_d64",
                                            "quantized_padded"),
                          [](const auto& each) { return std::string(each.param); });
+
+/// Whichever rows and keys share a scale.
+TEST(CodesOfGroups, AreThoseOfTheCpu) {
+  for (const char* label : {"groups_threads", "groups_narrow_warps", "groups_blocks"}) {
+    SCOPED_TRACE(label);
+    const Case problem = sm80_case_named(label);
+    CaseMemory memory(problem);
+    const AttentionForward args = memory.args();
+    const ForwardProblem f = validate(problem_of(args), "test");
+    const auto plan = cuda::choose_forward(f, rounding_device(problem.quant));
+    const RoundedBefore rounded(cuda::quantize_kv_spec(plan.spec.as<cuda::TeamSpec>(), plan.quant),
+                                f, args);
+    const std::int64_t width = rounded.launch.spec.head_dim_qk;
+    const TensorView &q = args.q, &k = args.k;
+    const auto codes_like = [&](const TensorView& x) {
+      return std::vector<std::int8_t>(
+          static_cast<std::size_t>(x.size(0) * x.size(1) * x.size(2) * width));
+    };
+    std::vector<std::int8_t> q_codes = codes_like(q), k_codes = codes_like(k);
+    const std::int64_t groups = num_q_scales(problem.quant, q.size(1));
+    std::vector<float> scales(static_cast<std::size_t>(q.size(0) * q.size(2) * groups));
+    quantize_q({.q = q,
+                .codes = codes_of(q_codes.data(), q, width),
+                .scales = view(scales.data(), {q.size(0), q.size(2), groups}),
+                .quant = problem.quant});
+    const cuda::QuantizeQParams& of_q = rounded.launch.params.q;
+    EXPECT_TRUE(std::ranges::equal(q_codes, std::span(of_q.codes, q_codes.size())));
+    for (std::int64_t row = 0; row < q.size(0) * q.size(2) * q.size(1); ++row) {
+      const std::int64_t group = quant::q_group(problem.quant, row % q.size(1));
+      ASSERT_EQ(of_q.beside.rows[row].scale,
+                scales[static_cast<std::size_t>(row / q.size(1) * groups + group)])
+          << row;
+    }
+    const std::int64_t key_groups = num_k_scales(problem.quant, k.size(1));
+    std::vector<float> key_scales(static_cast<std::size_t>(k.size(0) * k.size(2) * key_groups));
+    std::vector<float> mean(static_cast<std::size_t>(k.size(0) * k.size(2) * k.size(3)));
+    quantize_k({.k = k,
+                .codes = codes_of(k_codes.data(), k, width),
+                .scales = view(key_scales.data(), {k.size(0), k.size(2), key_groups}),
+                .mean = view(mean.data(), {k.size(0), k.size(2), k.size(3)}),
+                .quant = problem.quant});
+    const cuda::QuantizeKParams& of_k = rounded.launch.params.k;
+    EXPECT_TRUE(std::ranges::equal(k_codes, std::span(of_k.codes, k_codes.size())));
+  }
+}
 
 /// Of a case with NaN and infinities in v.
 class ValueCodes : public ::testing::TestWithParam<const char*> {

@@ -219,6 +219,43 @@ std::vector<Case> cases_of_codes() {
   return cases;
 }
 
+/// Rows and keys that share scales otherwise, other means of K, P and V in f16: what SageAttention's functions have for
+/// GPUs of 8.x, and what its words change.
+std::vector<Case> cases_of_groups() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* recipe, Case problem) -> Case& {
+    return cases.emplace_back(by_recipe(recipe, "groups", std::move(problem)));
+  };
+  Case grouped = base_case("rounded_threads", 128);
+  grouped.batch = 2;
+  grouped.num_heads_q = 4;
+  grouped.num_heads_kv = 2;
+  grouped.mask = causal();
+  grouped.has_sinks = true;
+  add("sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25", grouped);
+  const std::vector<Case> layouts = layout_cases();
+  Case packed = *std::ranges::find(layouts, "rounded_packed", &Case::label);
+  packed.label = "rounded_warps";
+  packed.has_infinite_values = true;
+  add("sage2,block_q=128,warp_q=32,block_kv=64,q_scales=warp,k_scales=block,smooth_k=none", packed);
+  add("sage2,q_scales=warp,k_scales=block", base_case("rounded_narrow_warps", 64));
+  // Row 130 of two blocks of 64 and one that is cut; scores that a program reads.
+  Case half = base_case("rounded_half", 64);
+  half.dtype = Dtype::f16;
+  half.mask = causal() && window(150, 0);
+  half.score = softcap(3);
+  half.wants_row_max = true;
+  add("sage1,block_q=64", half);
+  Case few = *std::ranges::find(layouts, "rounded_few", &Case::label);
+  few.label = "rounded_half_few";
+  few.dtype = Dtype::f16;
+  add("sage1,q_scales=thread,k_scales=thread,smooth_k=none,row_sums=exact", few);
+  Case by_elements = *std::ranges::find(layouts, "rounded_by_elements", &Case::label);
+  by_elements.label = "rounded_blocks";
+  add("accurate,q_scales=block,k_scales=block,block_kv=64,smooth_k=sequence", by_elements);
+  return cases;
+}
+
 }  // namespace
 
 Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_q) {
@@ -276,6 +313,7 @@ std::vector<Case> sm80_quantized_cases() {
   std::ranges::copy(coded_cases(), std::back_inserter(cases));
   std::ranges::copy(exponential_cases(), std::back_inserter(cases));
   std::ranges::copy(cases_of_codes(), std::back_inserter(cases));
+  std::ranges::copy(cases_of_groups(), std::back_inserter(cases));
   return cases;
 }
 

@@ -31,6 +31,7 @@ struct ForwardPlan : KernelPlan {
   CaptureSlots capture_slots;
   RangeTables range_tables;
   bool clears_rows = false;  // packed rows behind the last sequence, by a kernel of its own
+  Quantization quant{};      // of the problem: what kernels that round are compiled for
 
   /// Packed queries over a cache, chunks of prompts beside single tokens: sequences of few queries have a plan of their
   /// own, which splits their keys. Null: there is one plan for all.

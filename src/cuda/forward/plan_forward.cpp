@@ -63,6 +63,7 @@ void take_kernel(const Choice& choice, const ForwardProblem& problem, ForwardPla
   plan.spec = choice.spec;
   plan.shared_bytes = candidate.shared_bytes(plan.spec);
   plan.clears_rows = clears_rows(*plan.spec, problem);
+  plan.quant = problem.problem.quant;
   bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
 }
 
@@ -171,7 +172,8 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
     std::ranges::move(quantize_kv_kernels(quantize_kv_spec(*sm90)), std::back_inserter(kernels));
   const auto* team = plan.spec.get_if<TeamSpec>();
   if (team != nullptr && team->multiplies_codes)
-    std::ranges::move(quantize_kv_kernels(quantize_kv_spec(*team)), std::back_inserter(kernels));
+    std::ranges::move(quantize_kv_kernels(quantize_kv_spec(*team, plan.quant)),
+                      std::back_inserter(kernels));
   if (const auto* fp4 = plan.spec.get_if<Fp4ForwardSpec>())
     std::ranges::move(fp4_rounding_kernels(Sm120ForwardFp4::rounding_spec(*fp4)),
                       std::back_inserter(kernels));

@@ -56,7 +56,8 @@ Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
   const std::int64_t num_rows = spec.writes_numbers ? 0 : num_queries;
   Parts at{};
   at.keys = at.k_codes + part_bytes(num_keys * spec.head_dim_qk * size);
-  at.mean = at.keys + part_bytes(tiles * kScalesOfTile * std::int64_t{sizeof(QuantizedKeys)});
+  const std::int64_t scales = tiles * (kQuantizedTile / spec.k_tile) * kScalesOfTile;
+  at.mean = at.keys + part_bytes(scales * std::int64_t{sizeof(QuantizedKeys)});
   at.v_codes = at.mean + part_bytes(mean_bytes);
   at.v_scales = at.v_codes + part_bytes(v_bytes);
   at.q_codes = at.v_scales + part_bytes(num_scales * std::int64_t{sizeof(float)});
@@ -138,7 +139,8 @@ QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention) {
           .is_packed = attention.is_varlen};
 }
 
-QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention) {
+QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& quant) {
+  const RowGroups rows = groups_of_q(quant);
   return {.element = attention.element,
           .head_dim_qk = 2 * attention.head_dim_qk,
           .head_dim_v = attention.sums_codes ? attention.head_dim_v : 0,
@@ -146,6 +148,11 @@ QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention) {
           .rounds_q = true,
           .reads_elements = true,
           .rounding = attention.rounding,
+          .q_span = rows.span,
+          .q_step = rows.step,
+          .k_tile = attention.scale_tile,
+          .has_k_lanes = quant.k_scales != ScaleGranularity::block,
+          .key_mean = key_mean_of(quant),
           .takes_codes = attention.takes_codes};
 }
 
@@ -197,6 +204,7 @@ QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardPro
   v.codes = reinterpret_cast<std::uint8_t*>(base + at.v_codes);
   v.numbers = reinterpret_cast<std::uint16_t*>(base + at.v_codes);
   v.beside = {.scales = reinterpret_cast<const float*>(base + at.v_scales)};
+  v.v_max = f.problem.quant.v_max;
   if (call.num_sequences == 0) return launch;
   const auto tiles = static_cast<unsigned>(counts.lists * call.num_heads_kv * counts.tiles);
   launch.params.num_tiles_of_v = spec.head_dim_v > 0 ? static_cast<std::int32_t>(tiles) : 0;

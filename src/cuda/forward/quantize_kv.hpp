@@ -29,6 +29,11 @@ struct SpecText<QuantizeKvSpec> {
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, reads_elements),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, writes_numbers),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, rounding),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, q_span),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, q_step),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, k_tile),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, has_k_lanes),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, key_mean),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, takes_codes)};
 };
 
@@ -41,7 +46,7 @@ constexpr std::size_t part_bytes(std::int64_t bytes) {
 /// For attention of this spec: Hopper's, which rounds Q itself and whose operands TMA can read; sm_80's, whose lie
 /// anywhere.
 QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention);
-QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention);
+QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& quant);
 /// For kernels of 16 bits: q and k as the numbers that their codes stand for; v too, where the recipe has codes of it.
 QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& problem);
 /// Means of keys, then codes.

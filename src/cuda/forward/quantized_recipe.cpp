@@ -38,28 +38,27 @@ constexpr Quantization kComputedSums = [] {
 constexpr std::string_view kFieldsThatMatterToSums[] = {
     "v_scales", "smooth_v", "p_codes", "row_sums", "accumulation", "p_max", "v_max", "p_step"};
 
-/// Where codes of probabilities are exponentials, rounded: what both have in common; p_max is a parameter.
-constexpr Quantization exponentials(Quantization quant) {
-  quant.pv = QuantFormat::e4m3;
-  return quant;
-}
-constexpr Quantization kComputedByLanes = [] {
-  Quantization quant = exponentials(kComputed);
-  quant.q_scales = ScaleGranularity::thread;
-  quant.v_scales = ScaleGranularity::channel;
-  quant.smooth_k = Smoothing::sequence;
-  quant.warp_q = 16;
-  return quant;
-}();
-constexpr Quantization kComputedByGivenScales = exponentials({.qk = QuantFormat::e4m3,
-                                                              .q_scales = ScaleGranularity::tensor,
-                                                              .k_scales = ScaleGranularity::tensor,
-                                                              .v_scales = ScaleGranularity::tensor,
-                                                              .scales = ScaleSource::given});
+/// Where codes of probabilities are exponentials, rounded; p_max and, of measured scales, v_max are parameters.
+constexpr Quantization kComputedByLanes{
+    .qk = QuantFormat::int8, .pv = QuantFormat::e4m3, .v_scales = ScaleGranularity::channel};
+constexpr Quantization kComputedByGivenScales{.qk = QuantFormat::e4m3,
+                                              .pv = QuantFormat::e4m3,
+                                              .q_scales = ScaleGranularity::tensor,
+                                              .k_scales = ScaleGranularity::tensor,
+                                              .v_scales = ScaleGranularity::tensor,
+                                              .scales = ScaleSource::given};
+/// P and V in f16, which is that of the inputs.
+constexpr Quantization kComputedInHalf{.qk = QuantFormat::int8, .pv = QuantFormat::f16, .p_max = 1};
+constexpr std::string_view kFieldsThatMatterInHalf[] = {
+    "qk", "pv", "scales", "smooth_q", "smooth_v", "hadamard", "p_max", "p_step"};
+/// Fields of q and k alone: what their scales are of is a parameter too.
+constexpr std::string_view kFieldsThatMatterToScores[] = {"qk", "scales", "smooth_q", "hadamard"};
+/// Sums are of two levels, whatever the recipe says: nothing stays in an accumulator for more than a tile.
 constexpr std::string_view kFieldsThatMatterToExponentials[] = {
-    "qk",       "pv",           "q_scales", "k_scales", "v_scales", "scales",
-    "smooth_q", "smooth_k",     "smooth_v", "hadamard", "block_kv", "p_codes",
-    "row_sums", "accumulation", "v_max",    "p_step"};
+    "qk",       "pv",       "v_scales", "scales",   "smooth_q",
+    "smooth_v", "hadamard", "p_codes",  "row_sums", "p_step"};
+constexpr std::string_view kFieldsThatMatterToGivenScales[] = {"q_scales", "k_scales", "smooth_k",
+                                                               "block_kv"};
 
 /// All but those of eight bits, and how products are summed.
 constexpr std::string_view kFieldsThatMatterToFourBits[] = {
@@ -75,6 +74,26 @@ std::optional<Refusal> refuses_field(const Quantization& quant, const Quantizati
     const std::string expected = field.print(computed);
     if (got != expected)
       return Refusal{fmt::format("quant.{} is {}; expected {}", field.name, got, expected)};
+  }
+  return std::nullopt;
+}
+
+/// Rows and keys that share scales, within tiles of kQuantizedTile.
+std::optional<Refusal> refuses_groups(const Quantization& quant) {
+  const auto refuse = [](std::string_view field, std::string_view got, std::string_view expected) {
+    return Refusal{fmt::format("quant.{} is {}; expected {}", field, got, expected)};
+  };
+  if (quant.q_scales == ScaleGranularity::tensor)
+    return refuse("q_scales", quant::name(quant.q_scales), "block, warp, thread or token");
+  if (quant.k_scales != ScaleGranularity::thread && quant.k_scales != ScaleGranularity::block)
+    return refuse("k_scales", quant::name(quant.k_scales), "block or thread");
+  if (quant.block_kv != kQuantizedTile && quant.block_kv != kQuantizedTile / 2)
+    return refuse("block_kv", fmt::to_string(quant.block_kv), "64 or 128");
+  const RowGroups rows = groups_of_q(quant);
+  if (kQuantizedTile % rows.span != 0) {
+    const bool is_block = quant.q_scales == ScaleGranularity::block;
+    return refuse(is_block ? "block_q" : "warp_q", fmt::to_string(rows.span),
+                  "a divisor of 128, rows of a tile");
   }
   return std::nullopt;
 }
@@ -98,16 +117,55 @@ Rounding rounding_of(const Quantization& quant) {
   return quant.scales == ScaleSource::given ? Rounding::given : Rounding::lanes;
 }
 
+RowGroups groups_of_q(const Quantization& quant) {
+  switch (quant.q_scales) {
+    case ScaleGranularity::thread:
+      return {quant.warp_q, 8};
+    case ScaleGranularity::warp:
+      return {quant.warp_q, 1};
+    case ScaleGranularity::block:
+      return {quant.block_q, 1};
+    default:
+      return {};
+  }
+}
+
+std::int32_t scale_tile_of(const Quantization& quant) {
+  const bool is_given = quant.scales == ScaleSource::given;
+  return is_given ? kQuantizedTile : std::min(quant.block_kv, kQuantizedTile);
+}
+
+KeyMean key_mean_of(const Quantization& quant) {
+  if (quant.smooth_k == Smoothing::none) return KeyMean::none;
+  return quant.smooth_k == Smoothing::sample ? KeyMean::sample : KeyMean::all;
+}
+
 std::optional<Refusal> refuses_recipe_of_team(const Quantization& quant) {
-  const Rounding rounding = rounding_of(quant);
-  if (rounding == Rounding::rows) return refuses_recipe(quant);
-  const bool is_given = rounding == Rounding::given;
-  if (auto refusal = refuses_field(quant, is_given ? kComputedByGivenScales : kComputedByLanes,
-                                   kFieldsThatMatterToExponentials))
+  switch (rounding_of(quant)) {
+    case Rounding::lanes:
+      if (auto refusal = refuses_field(quant, kComputedByLanes, kFieldsThatMatterToExponentials))
+        return refusal;
+      return refuses_groups(quant);
+    case Rounding::given:
+      if (auto refusal =
+              refuses_field(quant, kComputedByGivenScales, kFieldsThatMatterToExponentials))
+        return refusal;
+      return refuses_field(quant, kComputedByGivenScales, kFieldsThatMatterToGivenScales);
+    case Rounding::rows:
+      break;
+  }
+  if (quant.pv == QuantFormat::int8) {
+    return Refusal{
+        "quant.pv is int8, which is for CPUs; expected none, f16 or e4m3: accurate has the same "
+        "error "
+        "on GPUs"};
+  }
+  const bool is_half = quant.pv == QuantFormat::f16;
+  if (!is_half && (quant.is_none() || quant.pv != QuantFormat::none)) return refuses_recipe(quant);
+  if (auto refusal = is_half ? refuses_field(quant, kComputedInHalf, kFieldsThatMatterInHalf)
+                             : refuses_field(quant, kComputed, kFieldsThatMatterToScores))
     return refusal;
-  if (is_given) return std::nullopt;
-  constexpr std::string_view kWarp[] = {"warp_q"};
-  return refuses_field(quant, kComputedByLanes, kWarp);
+  return refuses_groups(quant);
 }
 
 std::optional<Refusal> refuses_recipe_of_four_bits(const Quantization& quant) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <span>
 
+#include "cuda/device/shared/quantize_k.h"
 #include "cuda/device/shared/split.h"
 
 namespace fovea::cuda {
@@ -37,6 +38,7 @@ TeamSpec with_tile(TeamSpec spec, const Tile& tile, const DeviceTraits& device) 
 TeamSpec best_tile(const TeamSpec& spec, std::span<const Tile> tiles, const DeviceTraits& device) {
   for (const int wanted : {2, 1}) {
     for (const Tile& tile : tiles) {
+      if (tile.tile_kv > spec.scale_tile) continue;
       const TeamSpec result = with_tile(spec, tile, device);
       if (result.ctas_per_sm >= wanted) return result;
     }
@@ -53,9 +55,18 @@ constexpr std::array kNarrowTiles = {Tile{128, 64, 2}, Tile{128, 32, 2}};
 // Beside O of 128 and S of 64, look-ups of pages and the generator of dropout would spill. Score programs may spill up
 // to 160 bytes there, and are still 8 to 18 % faster than with half the keys (measured: softcap, ALiBi).
 constexpr std::array kLeanTiles = {Tile{128, 32, 2}};
-// 16 rows a warp, whose S of 128 keys is 64 registers: codes of P depend on the maximum of so many.
-constexpr std::array kWholeTiles = {Tile{128, 128, 2, 8}, Tile{64, 128, 2}};
-constexpr std::array kWholeStreamingTiles = {Tile{64, 128, 2}};
+// 16 rows a warp, whose S of 128 keys is 64 registers: codes of P depend on the maximum of so many keys, or of half as
+// many, whose tiles are behind.
+constexpr std::array kWholeTiles = {Tile{128, 128, 2, 8}, Tile{64, 128, 2}, Tile{128, 64, 2, 8},
+                                    Tile{64, 64, 2}};
+constexpr std::array kWholeStreamingTiles = {Tile{64, 128, 2}, Tile{64, 64, 2}};
+
+std::span<const Tile> whole_tiles(std::span<const Tile> tiles, const TeamSpec& spec) {
+  const auto of_half =
+      std::ranges::find_if(tiles, [&](const Tile& tile) { return tile.tile_kv < kQuantizedTile; });
+  const auto num_whole = static_cast<std::size_t>(of_half - tiles.begin());
+  return spec.scale_tile == kQuantizedTile ? tiles.first(num_whole) : tiles.subspan(num_whole);
+}
 // 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
 constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
 
@@ -112,8 +123,9 @@ TeamSpec Sm80Forward::with_best_tile(const TeamSpec& without_tile, const Forward
   if (rounds_exponentials(spec.rounding)) {
     // A split would not know the maxima of those before it.
     const bool is_few = has_few_rows(f);
-    spec =
-        best_tile(spec, is_few ? std::span<const Tile>(kWholeStreamingTiles) : kWholeTiles, device);
+    const std::span<const Tile> tiles =
+        is_few ? std::span<const Tile>(kWholeStreamingTiles) : kWholeTiles;
+    spec = best_tile(spec, whole_tiles(tiles, spec), device);
     spec.heads_per_tile = packed_heads(f, spec.tile_q);
     return spec;
   }
@@ -157,6 +169,7 @@ std::vector<TeamSpec> Sm80Forward::with_other_tiles(const TeamSpec& chosen, cons
   std::vector<TeamSpec> specs;
   const auto add_tiles = [&](std::span<const Tile> tiles, bool is_split) {
     for (const Tile& tile : tiles) {
+      if (tile.tile_kv > chosen.scale_tile) continue;
       TeamSpec spec = with_tile(chosen, tile, device);
       spec.is_split = is_split;
       spec.heads_per_tile = packed_heads(f, spec.tile_q);
@@ -170,7 +183,7 @@ std::vector<TeamSpec> Sm80Forward::with_other_tiles(const TeamSpec& chosen, cons
     return specs;
   }
   if (rounds_exponentials(chosen.rounding)) {
-    add_tiles(kWholeTiles, false);
+    add_tiles(whole_tiles(kWholeTiles, chosen), false);
     return specs;
   }
   add_tiles(kStreamingTiles, chosen.is_split);

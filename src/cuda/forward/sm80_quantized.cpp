@@ -23,6 +23,7 @@ TeamSpec without_tile(const ForwardProblem& f) {
   spec.multiplies_codes = true;
   spec.sums_codes = sums_codes(f.problem.quant);
   spec.rounding = rounding_of(f.problem.quant);
+  spec.scale_tile = scale_tile_of(f.problem.quant);
   spec.takes_codes = are_codes(f.problem.q.dtype);
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk) / 2);
   if (spec.sums_codes) spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
@@ -62,6 +63,11 @@ BshdParam pairs_of_codes(const std::int8_t* codes, const TeamSpec& spec, std::in
 std::optional<Refusal> Sm80ForwardQuantized::refuses(const ForwardProblem& f,
                                                      const DeviceTraits& device) {
   if (auto refusal = refuses_recipe_of_team(f.problem.quant)) return refusal;
+  if (f.problem.quant.pv == QuantFormat::f16 && f.problem.v.dtype != Dtype::f16) {
+    return Refusal{
+        fmt::format("quant.pv is f16 and v is {}; expected v of f16, which is multiplied as it is",
+                    name(f.problem.v.dtype))};
+  }
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
   if (auto refusal = refuses_before(kFirstOfSm80, device)) return refusal;
   if (auto refusal = Sm80Forward::refuses(without_recipe(f), device)) return refusal;
@@ -86,7 +92,7 @@ std::vector<TeamSpec> Sm80ForwardQuantized::alternatives(const ForwardProblem& f
 }
 
 std::size_t Sm80ForwardQuantized::scratch_bytes(const TeamSpec& spec, const ForwardProblem& f) {
-  return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec), f);
+  return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec, f.problem.quant), f);
 }
 
 Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const ForwardPlan& plan,
@@ -97,7 +103,7 @@ Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const
   Sm80QuantizedLaunch launch;
   launch.common = Sm80Forward::prepare(f, plan, args, cache, workspace, encode);
   const ForwardParams& given = launch.common.params;
-  launch.quantize = quantize_kv_launch(quantize_kv_spec(spec), f, given,
+  launch.quantize = quantize_kv_launch(quantize_kv_spec(spec, f.problem.quant), f, given,
                                        static_cast<std::byte*>(workspace) + codes_at(spec, f));
   launch.quantize.overlaps = plan.device.compute_capability() >= kFirstThatOverlaps;
   launch.quantize.take_scales(args);

@@ -23,8 +23,8 @@ struct Sm80QuantizedLaunch {
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
 
-/// A row of the table of candidates: recipes that round q and k to int8 as `accurate` does, and from 8.9 on those that
-/// round p and v as `fast` does, or all as `sage2` and `fp8_static` do.
+/// A row of the table of candidates: recipes that round q and k to int8, with p and v in 16 bits, and from 8.9 on those
+/// that round p and v as `fast` does, or all as `sage2` and `fp8_static` do.
 struct Sm80ForwardQuantized : Sm80Forward {
   static constexpr std::string_view kName = "cuda/sm80/attention_quantized";
   static constexpr std::string_view kHeader = "sm80/attention_quantized.cuh";

@@ -203,6 +203,11 @@ INSTANTIATE_TEST_SUITE_P(
                   {.name = "sm89_sage2_128", .head_dim = 128, .spill_bytes = 60, .quant = "sage2"}},
         Sm80Shape{{8, 9},
                   {.name = "sm89_sage2_64", .head_dim = 64, .spill_bytes = 60, .quant = "sage2"}},
+        // S of 64 keys.
+        Sm80Shape{{8, 9},
+                  {.name = "sm89_sage2_block_64",
+                   .head_dim = 128,
+                   .quant = "sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25"}},
         Sm80Shape{{8, 9},
                   {.name = "sm89_fp8_static_causal_128",
                    .head_dim = 128,

@@ -6,14 +6,17 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "quant/formats.hpp"
 #include "support/case.hpp"
 #include "support/compare.hpp"
 #include "unit/ffi/c_call.hpp"
@@ -737,6 +740,38 @@ TEST(CAttentionForward, TakesRecipesAsText) {
   call.args.quant = "fp8_static";
   EXPECT_EQ(outcome_of(fovea_attention_forward, &call.args).message.substr(0, 61),
             "attention_forward: q_scale is missing and quant is fp8_static");
+}
+
+/// The bits of the same numbers in f32. One scale serves all sequences and heads.
+TEST(CAttentionForward, TakesCodesByTheirScales) {
+  SmallCall call;
+  for (std::size_t i = 0; i < call.v.values.size(); ++i)
+    call.v.values[i] = static_cast<float>(i % 8);
+  float quarter = 0.25F;
+  std::int64_t shape[2] = {1, 2}, strides[2] = {0, 0};
+  const DLTensor scale{&quarter, {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, strides, 0};
+  call.args.quant = "fp8_static";
+  call.args.q_scale = call.args.k_scale = call.args.v_scale = &scale;
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  const std::vector<float> expected =
+      std::exchange(call.out.values, std::vector<float>(call.out.values.size(), std::nanf("")));
+  call.out.tensor.data = call.out.values.data();
+  std::vector<std::uint8_t> bits[3];
+  DLTensor codes[3] = {call.q.tensor, call.k.tensor, call.v.tensor};
+  for (int i = 0; i < 3; ++i) {
+    for (const float x : std::array{&call.q, &call.k, &call.v}[static_cast<std::size_t>(i)]->values)
+      bits[i].push_back(quant::e4m3_bits(x / quarter));
+    codes[i].data = bits[i].data();
+    codes[i].dtype = {kDLFloat8_e4m3fn, 8, 1};
+  }
+  call.args.q = &codes[0], call.args.k = &codes[1], call.args.v = &codes[2];
+  ASSERT_EQ(outcome_of(fovea_attention_forward, &call.args).message, "");
+  EXPECT_EQ(call.out.values, expected);
+  call.args.q_scale = call.args.k_scale = call.args.v_scale = nullptr;
+  call.args.quant = nullptr;
+  const Outcome refused = outcome_of(fovea_attention_forward, &call.args);
+  EXPECT_EQ(refused.kind, FOVEA_INVALID_ARGUMENT);
+  EXPECT_NE(refused.message.find("q, k and v are e4m3 and quant is none"), std::string::npos);
 }
 
 }  // namespace

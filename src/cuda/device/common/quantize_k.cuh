@@ -14,7 +14,8 @@
 //
 // so that the greatest magnitude of a group is a warp's, and another warp's four further on.
 //
-// Rounding::lanes takes the mean of all keys, by the same kernel; Rounding::given subtracts nothing, codes are e4m3.
+// KeyMean::all takes that of all keys, by the same kernel, KeyMean::none zeros. Keys of each half of a tile may have
+// scales of their own, or all keys of a part one. Rounding::given subtracts nothing, codes are e4m3.
 //
 // Bound: memory, 3 bytes an element.
 #pragma once
@@ -155,7 +156,9 @@ struct QuantizeK {
     const Rows rows = keys().rows(sequence, head);
     double sum[8] = {};
     int num_summed = rows.count;
-    if constexpr (spec.rounding == Rounding::rows) {
+    if constexpr (spec.key_mean == KeyMean::none) {
+      num_summed = 0;
+    } else if constexpr (spec.key_mean == KeyMean::sample) {
       num_summed = rows.count < kSampledKeys ? rows.count : kSampledKeys;
       add_sample(rows, num_summed, sum);
     } else {
@@ -235,31 +238,35 @@ struct QuantizeK {
     load_tile(rows, tile.begin, chunks);
     EightNumbers mean;
     read_mean(tile.sequence, tile.head, mean);
-    float greatest = 0;
-    std::uint32_t unrounded = 0;
+    QuantizedKeys groups[kParts] = {};  // greatest magnitudes in the place of scales
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const std::uint32_t of_step = unrounded_rows(chunks[step]);
+      QuantizedKeys& group = groups[part_of(step)];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const int slab = (2 * step + warp / 4) * (kRows / 2) + r / 2;
-        unrounded |= (of_step >> r & 1U) << (2 * slab + r % 2);
+        const int slab = ((2 * step + warp / 4) * (kRows / 2) + r / 2) % (spec.k_tile / 8);
+        group.unrounded |= (of_step >> r & 1U) << (2 * slab + r % 2);
       }
       EightNumbers x;
       smooth(rows, tile, step, chunks[step], is_mine(of_step), mean, x);
-      greatest = ptx::max_ftz(greatest, greatest_of(x));
+      group.scale = ptx::max_ftz(group.scale, greatest_of(x));
     }
-    const QuantizedKeys group = of_group(tile, greatest, unrounded);
-    const float reciprocal = factor_of_codes<spec>(ptx::abs(group.scale));
+    share_scales(tile, groups);
+    float reciprocals[kParts];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      reciprocals[part] = factor_of_codes<spec>(ptx::abs(groups[part].scale));
     auto* const to = rounded() + (tile.row + tile.begin) * kHeadDim + channel;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int of_tile = row_of(step);
-      const bool is_rounded = (group.unrounded >> (of_tile / 8 * 2 + of_tile % 2) & 1U) == 0;
+      const int of_tile = row_of(step), of_part = of_tile % spec.k_tile;
+      const QuantizedKeys& group = groups[part_of(step)];
+      const bool is_rounded = (group.unrounded >> (of_part / 8 * 2 + of_part % 2) & 1U) == 0;
       EightNumbers x;
       smooth(rows, tile, step, chunks[step], !is_rounded, mean, x);
       if (tile.begin + of_tile < rows.count) {
-        const ptx::U32x2 codes = codes_of<kCodes>(x, reciprocal);
+        const ptx::U32x2 codes = codes_of<kCodes>(x, reciprocals[part_of(step)]);
         if constexpr (spec.writes_numbers) {
           const auto numbers = elements_of_codes<spec.element>(codes, ptx::abs(group.scale), mean);
           ptx::st_global(reinterpret_cast<ptx::U32x4*>(to + of_tile * kHeadDim),
@@ -269,8 +276,14 @@ struct QuantizeK {
         }
       }
     }
-    if constexpr (!spec.writes_numbers) write_group(tile, group);
+    if constexpr (!spec.writes_numbers) write_groups(tile, groups);
   }
+
+  /// Of a tile: keys of one have scales that those of another have no part in.
+  static constexpr int kParts = kQuantizedTile / spec.k_tile;
+  static_assert(kParts * spec.k_tile == kQuantizedTile && kSteps % kParts == 0 && kParts <= 2);
+  static_assert(kParts == 1 || !spec.writes_numbers);
+  FOVEA_DEVICE constexpr int part_of(int step) { return step / (kSteps / kParts); }
 
   /// What is written: codes, or numbers in their place.
   FOVEA_DEVICE_MEMBER auto* rounded() const {
@@ -280,13 +293,16 @@ struct QuantizeK {
       return p.codes;
   }
 
-  FOVEA_DEVICE_MEMBER void write_group(const HeadTile& tile, const QuantizedKeys& group) const {
-    if (warp < kScalesOfTile && lane == 0) {
-      QuantizedKeys* const to = const_cast<QuantizedKeys*>(p.beside.keys);
-      const std::int64_t pair =
-          std::int64_t{spec.is_packed ? 0 : tile.sequence} * p.num_heads_kv + tile.head;
-      ptx::st_global(to + (pair * p.num_tiles + tile.number) * kScalesOfTile + warp, group);
-    }
+  FOVEA_DEVICE_MEMBER void write_groups(const HeadTile& tile,
+                                        const QuantizedKeys (&groups)[kParts]) const {
+    if (warp >= kScalesOfTile || lane != 0) return;
+    const std::int64_t pair =
+        std::int64_t{spec.is_packed ? 0 : tile.sequence} * p.num_heads_kv + tile.head;
+    QuantizedKeys* const to = const_cast<QuantizedKeys*>(p.beside.keys) +
+                              (pair * p.num_tiles + tile.number) * kParts * kScalesOfTile;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+      ptx::st_global(to + part * kScalesOfTile + warp, groups[part]);
   }
 
   /// Keys less their mean; zeros in the place of those that are not rounded, or that there are not.
@@ -299,20 +315,33 @@ struct QuantizeK {
     for (int d = 0; d < 8; ++d) x[d] = is_none ? 0.0F : ptx::add_rn(x[d], -mean[d]);
   }
 
-  /// Of the keys that share a scale, which two warps hold.
-  FOVEA_DEVICE_MEMBER QuantizedKeys of_group(const HeadTile& tile, float greatest,
-                                             std::uint32_t unrounded) const {
+  /// Keys of a lane are two warps', all keys of a part all warps'.
+  FOVEA_DEVICE_MEMBER void share_scales(const HeadTile& tile,
+                                        QuantizedKeys (&groups)[kParts]) const {
+    const auto at = [&](int part, int of_warp) { return smem + 8 * (part * kWarps + of_warp); };
 #pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2)
-      greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, apart));
-    const auto at = [&](int of_warp) { return smem + 8 * of_warp; };
-    if (lane == 0) ptx::st_shared(at(warp), QuantizedKeys{greatest, unrounded});
+    for (int part = 0; part < kParts; ++part) {
+      float& greatest = groups[part].scale;
+#pragma unroll
+      for (int apart = 1; apart < 32; apart *= 2)
+        greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, apart));
+      if (lane == 0) ptx::st_shared(at(part, warp), groups[part]);
+    }
     ptx::sync_threads();
-    const auto other = ptx::ld_shared<QuantizedKeys>(at(warp ^ 4));
-    const std::uint32_t all = unrounded | other.unrounded;
-    float scale = scale_of_codes(ptx::max_ftz(greatest, other.scale));
-    if constexpr (kIsGiven) scale = given_scale(p.scales, tile.sequence, tile.head);
-    return {all != 0 ? -scale : scale, all};
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const auto other = ptx::ld_shared<QuantizedKeys>(at(part, warp ^ 4));
+      const std::uint32_t all = groups[part].unrounded | other.unrounded;
+      float greatest = ptx::max_ftz(groups[part].scale, other.scale);
+      if constexpr (!spec.has_k_lanes) {
+#pragma unroll
+        for (int of_warp = 0; of_warp < kWarps; ++of_warp)
+          greatest = ptx::max_ftz(greatest, ptx::ld_shared<QuantizedKeys>(at(part, of_warp)).scale);
+      }
+      float scale = scale_of_codes(greatest);
+      if constexpr (kIsGiven) scale = given_scale(p.scales, tile.sequence, tile.head);
+      groups[part] = {all != 0 ? -scale : scale, all};
+    }
   }
 };
 

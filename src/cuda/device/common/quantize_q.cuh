@@ -3,8 +3,8 @@
 //
 //   code = rint(q / scale),  scale = greatest |q| of the row / 127
 //
-// Rounding::lanes: of rows n and n + 8 of every 16, which a lane of mma's accumulators holds. Rounding::given: codes
-// are e4m3, by the scale of the sequence and kv head.
+// Rows may share scales: neighbours, or rows n mod 8 of every 16 or 32, which a lane of mma's accumulators holds. Their
+// greatest magnitudes meet in shared memory. Rounding::given: codes are e4m3, by the scale of the sequence and kv head.
 //
 // A CTA takes 128 rows of one head. They lie in its lanes as keys do, so that a row is some neighbours'. Nothing is
 // subtracted; beside the codes of a row is q · μ, which its scores lack. Numbers lack nothing.
@@ -41,33 +41,30 @@ struct QuantizeQ {
             p.seqlen_q, p.num_heads_q,  p.num_tiles};
   }
 
-  /// Rows that share a scale are neighbours' in a warp.
-  FOVEA_DEVICE_MEMBER int row_of(int step) const {
-    if constexpr (spec.rounding != Rounding::lanes) return keys.row_of(step);
-    const int row = step * Keys::kRows + keys.lane / Keys::kLanes;
-    return row / 2 * 16 + row % 2 * 8 + keys.warp;
-  }
+  static constexpr bool kSharesScales = spec.q_span > 1;
+  static_assert(kQuantizedTile % spec.q_span == 0 && spec.q_span % spec.q_step == 0);
 
   FOVEA_DEVICE_MEMBER void round(const HeadTile& tile) const {
-    static_assert(Keys::kWarps == 8, "a warp for each of eight neighbouring rows");
     const Rows rows = queries().rows(tile.sequence, tile.head);
     typename Keys::Chunks chunks;
 #pragma unroll
     for (int step = 0; step < Keys::kSteps; ++step)
-      chunks[step] = keys.load(rows, std::int64_t{tile.begin} + row_of(step));
+      chunks[step] = keys.load(rows, std::int64_t{tile.begin} + keys.row_of(step));
+    if constexpr (kSharesScales) share_scales(chunks);
     float given = 0.0F;
     if constexpr (Keys::kIsGiven) given = given_scale(p.scales, tile.sequence, tile.head / p.group);
     EightNumbers mean{};
     if constexpr (!spec.writes_numbers) keys.read_mean(tile.sequence, tile.head / p.group, mean);
 #pragma unroll
     for (int step = 0; step < Keys::kSteps; ++step) {
-      const bool is_rounded = !keys.is_mine(Keys::unrounded_rows(chunks[step]));
       EightNumbers x;
-      unpack<spec.element>(is_rounded ? chunks[step] : ptx::U32x4{}, x);
+      const bool is_rounded = unpack_finite(chunks[step], x);
       QuantizedRow beside = beside_of(x, mean);
       if constexpr (Keys::kIsGiven) beside.scale = given;
+      if constexpr (kSharesScales)
+        beside.scale = ptx::ld_shared<float>(scale_at(keys.row_of(step)));
       const ptx::U32x2 codes = codes_of<Keys::kCodes>(x, factor_of_codes<spec>(beside.scale));
-      const std::int32_t row = tile.begin + row_of(step);
+      const std::int32_t row = tile.begin + keys.row_of(step);
       if (row >= rows.count) continue;
       if constexpr (spec.writes_numbers) {
         const auto numbers = elements_of_codes<spec.element>(codes, beside.scale, mean);
@@ -78,7 +75,45 @@ struct QuantizeQ {
     }
   }
 
-  /// Of the row whose channels this lane and its neighbours hold; its scale is that of its group.
+  /// Zeros of a row that is not finite. Is it?
+  FOVEA_DEVICE_MEMBER bool unpack_finite(const ptx::U32x4& chunk, EightNumbers& x) const {
+    const bool is_finite = !keys.is_mine(Keys::unrounded_rows(chunk));
+    unpack<spec.element>(is_finite ? chunk : ptx::U32x4{}, x);
+    return is_finite;
+  }
+
+  // ---- rows that share scales ----
+
+  FOVEA_DEVICE_MEMBER ptx::SharedAddress greatest_at(int row) const { return keys.smem + 4 * row; }
+  FOVEA_DEVICE_MEMBER ptx::SharedAddress scale_at(int row) const {
+    return greatest_at(kQuantizedTile + row);
+  }
+
+  /// A thread for each row of the tile looks at those that it shares with.
+  FOVEA_DEVICE_MEMBER void share_scales(const typename Keys::Chunks& chunks) const {
+#pragma unroll
+    for (int step = 0; step < Keys::kSteps; ++step) {
+      EightNumbers x;
+      unpack_finite(chunks[step], x);
+      float greatest = greatest_of(x);
+#pragma unroll
+      for (int apart = 1; apart < Keys::kLanes; apart *= 2)
+        greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, apart));
+      if (keys.channel == 0) ptx::st_shared(greatest_at(keys.row_of(step)), greatest);
+    }
+    ptx::sync_threads();
+    if (keys.thread < kQuantizedTile) {
+      const int first = keys.thread / spec.q_span * spec.q_span + keys.thread % spec.q_step;
+      float greatest = 0;
+#pragma unroll 1
+      for (int row = first; row < first + spec.q_span; row += spec.q_step)
+        greatest = ptx::max_ftz(greatest, ptx::ld_shared<float>(greatest_at(row)));
+      ptx::st_shared(scale_at(keys.thread), scale_of_codes(greatest));
+    }
+    ptx::sync_threads();
+  }
+
+  /// Of the row whose channels this lane and its neighbours hold, with a scale of its own.
   FOVEA_DEVICE QuantizedRow beside_of(const EightNumbers& x, const EightNumbers& mean) {
     float of_mean = 0;
 #pragma unroll
@@ -89,8 +124,6 @@ struct QuantizeQ {
       of_mean += ptx::shfl_bfly(of_mean, apart);
       greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, apart));
     }
-    if constexpr (spec.rounding == Rounding::lanes)
-      greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, Keys::kLanes));
     return {scale_of_codes(greatest), of_mean};
   }
 

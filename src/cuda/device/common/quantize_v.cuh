@@ -1,6 +1,6 @@
 // V rounded to eight bits, read once and written once, transposed: what attention multiplies in its place.
 //
-//   code = e4m3(v / scale),  scale = greatest |v| of a tile of 128 keys / 448      Zhang et al. 2024 (SageAttention2)
+//   code = e4m3(v / scale),  scale = greatest |v| of a tile of 128 keys / v_max    Zhang et al. 2024 (SageAttention2)
 //
 // Rounding::lanes: of a channel of all keys of the sequence, whose scales a kernel of a CTA for each sequence and head
 // writes before, as it does the mean of K. Rounding::given: the scale of the call, written beside each tile.
@@ -209,9 +209,9 @@ struct QuantizeV {
       greatest = ptx::max_ftz(greatest, ptx::ld_shared<float>(of_warps + 4 * i));
     return scale_of_magnitude(greatest);
   }
-  FOVEA_DEVICE float scale_of_magnitude(float greatest) {
+  FOVEA_DEVICE_MEMBER float scale_of_magnitude(float greatest) const {
     constexpr float kLeast = 0x1p-126F;  // its reciprocal is finite: zeros are no case of their own
-    const float scale = ptx::div_rn(greatest, 448.0F);
+    const float scale = ptx::div_rn(greatest, p.v_max);
     return scale > kLeast ? scale : kLeast;
   }
 

@@ -53,8 +53,9 @@ struct TeamSpec : ForwardSpec {
   // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
   bool sums_codes = false;
   Rounding rounding = Rounding::rows;  // where there are codes
-  bool takes_codes =
-      false;  // the call's q, k and v are such; `element` has the bits of the numbers
+  std::int32_t scale_tile = 128;       // keys whose codes have scales of their own
+  // The call's q, k and v are codes; `element` has the bits of their numbers.
+  bool takes_codes = false;
   Instructions instructions = Instructions::sm80;
 
   bool operator==(const TeamSpec&) const = default;

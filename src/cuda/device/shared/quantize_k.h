@@ -15,7 +15,8 @@
 
 namespace fovea::cuda {
 
-/// Keys of a tile, which share four scales; and rows of a CTA of the kernel that rounds.
+/// Rows of a CTA of the kernel that rounds, and most keys that share four scales, one for each lane of four: of a tile
+/// so large, or half of it.
 inline constexpr std::int32_t kQuantizedTile = 128;
 inline constexpr std::int32_t kScalesOfTile = 4;
 
@@ -35,7 +36,8 @@ constexpr std::int64_t first_packed_tile(std::int64_t sequence, std::int64_t fir
 
 /// Where they are, as attention reads them.
 struct QuantizedParams {
-  const QuantizedKeys* keys;  // [batch, num_heads_kv, tiles, kScalesOfTile], packed without batch
+  // [batch, num_heads_kv, tiles, parts of a tile, kScalesOfTile], packed without batch
+  const QuantizedKeys* keys;
   const float* mean;  // [num_sequences, num_heads_kv, head_dim of the codes], where K is smoothed
   std::int32_t num_tiles;  // of a sequence and head; packed: of a head
 };
@@ -70,6 +72,6 @@ struct QuantizeKParams : RowsToRound {
 /// Threads of a CTA, and bytes of its shared memory: sums of the sample; what warps say of their keys.
 inline constexpr std::int32_t kQuantizeThreads = 256;
 inline constexpr std::int32_t kMeanSharedBytes = kQuantizeThreads * 8 * 8;
-inline constexpr std::int32_t kQuantizeKSharedBytes = kQuantizeThreads / 32 * 8;
+inline constexpr std::int32_t kQuantizeKSharedBytes = kQuantizeThreads / 32 * 8 * 2;
 
 }  // namespace fovea::cuda

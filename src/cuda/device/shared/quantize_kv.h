@@ -20,6 +20,12 @@ struct QuantizeKvSpec {
   // In the place of codes the numbers that they stand for, as elements, for kernels that multiply those.
   bool writes_numbers = false;
   Rounding rounding = Rounding::rows;  // else no numbers are written, and Q is rounded
+  // Rows of Q that share a scale: of each q_span neighbours those alike modulo q_step.
+  std::int32_t q_span = 1, q_step = 1;
+  // Keys that do: of each k_tile those that a lane holds, or all.
+  std::int32_t k_tile = kQuantizedTile;
+  bool has_k_lanes = true;
+  KeyMean key_mean = KeyMean::sample;
   // Operands are codes of e4m3 already, which go to their places: Rounding::given, element bf16.
   bool takes_codes = false;
 
@@ -45,7 +51,9 @@ struct QuantizeKvParams {
 
 constexpr std::int32_t quantize_shared_bytes(const QuantizeKvSpec& spec) {
   const std::int32_t of_v = spec.head_dim_v > 0 ? quantize_v_shared_bytes(spec.head_dim_v) : 0;
-  return of_v > kQuantizeKSharedBytes ? of_v : kQuantizeKSharedBytes;
+  const std::int32_t of_q = spec.q_span > 1 ? kQuantizeQSharedBytes : 0;
+  const std::int32_t of_rows = of_q > kQuantizeKSharedBytes ? of_q : kQuantizeKSharedBytes;
+  return of_v > of_rows ? of_v : of_rows;
 }
 
 }  // namespace fovea::cuda

@@ -35,4 +35,7 @@ struct QuantizeQParams {
   QuantizedRows beside;    // of codes
 };
 
+/// Where rows share scales: the greatest magnitude of each row of a tile, then scales.
+inline constexpr std::int32_t kQuantizeQSharedBytes = 2 * kQuantizedTile * 4;
+
 }  // namespace fovea::cuda

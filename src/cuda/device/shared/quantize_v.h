@@ -1,6 +1,6 @@
 // V in eight bits: what common/quantize_v.cuh takes and leaves, and what attention reads of it.
 //
-//   v_j ≈ scale_t code_j       e4m3; scale_t = greatest |v| of a tile of 128 keys / 448
+//   v_j ≈ scale_t code_j       e4m3; scale_t = greatest |v| of a tile of 128 keys / v_max
 //
 // Or a scale of each channel, of all keys of a sequence; or one that the call gives, which is that of each tile then.
 //
@@ -38,6 +38,7 @@ struct QuantizeVParams : RowsToRound {
   // Or elements: [batch, num_heads_kv, seqlen_kv, head_dim of the codes], packed [num_heads_kv, total_kv, head_dim]
   std::uint16_t* numbers;
   QuantizedValues beside;  // of codes
+  float v_max;             // the code of the greatest magnitude
 };
 
 /// A tile of codes is put together in shared memory; behind it the greatest magnitude of each warp.

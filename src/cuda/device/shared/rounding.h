@@ -8,21 +8,23 @@
 namespace fovea::cuda {
 
 enum class Rounding : std::uint8_t {
-  // `accurate` and `fast`: a scale for each row of Q and for what a lane holds of a tile of K, less the mean of a
-  // sample; V by tiles of keys, P without an exponential.
+  // `accurate`, `sage1` and `fast`: P and V in 16 bits; or V by tiles of keys, P without an exponential.
   rows,
-  // `sage2`: scales of Q and K for what a lane holds, K less the mean of all keys; V by channels.
+  // `sage2`: V by channels, P by exponentials.
   lanes,
   // `fp8_static`: all by scales that the call gives, for sequences and kv heads.
   given,
 };
+
+/// What is taken from K before it is rounded: the mean of nothing, of 64 keys, of all keys of a sequence and head.
+enum class KeyMean : std::uint8_t { none, sample, all };
 
 /// Of Q and K.
 constexpr Codes qk_codes(Rounding rounding) {
   return rounding == Rounding::given ? Codes::e4m3 : Codes::int8;
 }
 
-/// Codes of P are exponentials, rounded, relative to the greatest score among whole tiles of kQuantizedTile keys; the
+/// Codes of P are exponentials, rounded, relative to the greatest score in whole tiles of keys that share scales; the
 /// row sums are of what is rounded. Else codes of P are made without an exponential, and summed themselves.
 constexpr bool rounds_exponentials(Rounding rounding) { return rounding != Rounding::rows; }
 

@@ -11,8 +11,8 @@
 // quarters, or half; half the bytes of K, and of V, are copied and read. Sums of codes are floats, and their scales go
 // into the fma that makes arguments of exp2, or codes of P. docs/kernels/attention_quantized_sm80.md has figures.
 //
-// Refused: head dims above 128 (of values in 16 bits above 256), caches, other recipes than `accurate` and `fast` and
-// what differs from them in fields of no effect.
+// Refused: head dims above 128 (of values in 16 bits above 256), caches, recipes beyond those that
+// docs/guides/quantization.md lists.
 #pragma once
 
 #include "ptx/griddepcontrol.cuh"

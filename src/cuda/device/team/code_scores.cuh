@@ -45,7 +45,8 @@ struct CodeScores<spec, true> {
   using Fragments = float[T::kRowBlocks][T::kKeyBlocks][4];
   static constexpr float kOrigin = sum_origin(qk_codes(spec.rounding));
 
-  static_assert(kQuantizedTile % spec.tile_kv == 0, "keys of a tile share scales");
+  static constexpr int kParts = kQuantizedTile / spec.scale_tile;  // of a tile of codes
+  static_assert(spec.scale_tile % spec.tile_kv == 0, "keys of a tile share scales");
   static_assert(!spec.holds_all_keys && !spec.is_paged, "codes are of keys that a call gives");
 
   const RoundedOperands* rounded;
@@ -62,7 +63,8 @@ struct CodeScores<spec, true> {
     }
     if (team.warp != 0 || team.lane != 0) return;
     const std::int64_t tile = first_tile(team);
-    keep_address(team.smem + T::kAt.keys_beside, rounded->keys.keys + tile * kScalesOfTile);
+    keep_address(team.smem + T::kAt.keys_beside,
+                 rounded->keys.keys + tile * kParts * kScalesOfTile);
     if constexpr (spec.sums_codes) {
       constexpr int kTileBytes = spec.head_dim_v * kQuantizedTile;
       keep_address(team.smem + T::kAt.value_codes, rounded->value_codes + tile * kTileBytes);
@@ -137,7 +139,7 @@ struct CodeScores<spec, true> {
   FOVEA_DEVICE const QuantizedKeys* keys_of(const Team<spec>& team, std::int32_t idx) {
     const auto first = ptx::bit_cast<const QuantizedKeys*>(
         ptx::ld_shared<std::uint64_t>(team.smem + T::kAt.keys_beside));
-    return first + std::int64_t{idx / (kQuantizedTile / spec.tile_kv)} * kScalesOfTile;
+    return first + std::int64_t{idx / (spec.scale_tile / spec.tile_kv)} * kScalesOfTile;
   }
 
   /// Of the sequence's keys, among the tiles of all sequences and heads.
@@ -185,7 +187,7 @@ struct CodeScores<spec, true> {
     for (int at = 0; at < T::kRowBlocks * T::kKeyBlocks * 4; ++at) {
       const int i = at / (T::kKeyBlocks * 4), j = at / 4 % T::kKeyBlocks;
       const int of_tile = j * 8 + team.lane % 4 * 2 + at % 2;
-      const int bit = begin % kQuantizedTile / 8 * 2 + j * 2 + at % 2;
+      const int bit = begin % spec.scale_tile / 8 * 2 + j * 2 + at % 2;
       const bool is_mine =
           row_of(team, i, at / 2 % 2).scale == 0.0F || (keys.unrounded >> bit & 1U) != 0;
       if (!ptx::vote_any(is_mine)) continue;

@@ -14,7 +14,7 @@
 // Dropped codes count in row sums all the same: the product by ones comes before they are dropped. Scores of programs
 // come to the softmax as natural ones.
 //
-// Where codes of P are exponentials, rounded, a warp has 16 rows, and S of 128 keys in 64 registers: their maximum is
+// Where codes of P are exponentials, rounded, a warp has 16 rows, and S of 64 or 128 keys there: their maximum is
 // what the codes are relative to. Row sums are of what is rounded, in f32. Scales of V are of channels, and O is
 // multiplied by them at the end, or one of a sequence and head, which the kernel before writes beside each tile.
 //
@@ -58,7 +58,7 @@ struct CodedSums {
   static_assert(spec.tile_kv % 32 == 0 && kQuantizedTile % spec.tile_kv == 0,
                 "keys of a tile are whole products, and values of it share a scale");
   static_assert(spec.multiplies_codes, "what rows have in common lies beside their codes");
-  static_assert(!kRounds || (spec.tile_kv == kQuantizedTile && !spec.is_split),
+  static_assert(!kRounds || (spec.tile_kv == spec.scale_tile && !spec.is_split),
                 "codes depend on all keys of their tile, and of those before");
 
   float out[T::kRowBlocks][T::kColBlocks][4];

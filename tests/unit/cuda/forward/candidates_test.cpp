@@ -486,15 +486,17 @@ TEST(ForwardCandidates, CodesOfProbabilitiesRunWhereTensorCoresMultiplyThem) {
   EXPECT_EQ(hopper.unaligned->plan().candidate, kSm80Quantized);
 }
 
-/// Codes depend on the greatest score of 128 keys, and of all keys before them.
+/// Codes depend on the greatest score of 128 or 64 keys, and of all keys before them.
 TEST(ForwardCandidates, RoundedExponentialsHaveTilesOfAllKeysTheyDependOn) {
-  for (const char* recipe : {"sage2", "fp8_static", "fp8_static,p_max=448"}) {
+  for (const char* recipe :
+       {"sage2", "fp8_static", "fp8_static,p_max=448",
+        "sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25", "sage2,block_kv=64,smooth_k=none"}) {
     for (const auto& [major, minor] : {std::pair{8, 9}, {9, 0}, {12, 0}}) {
       for (const Shape& shape : {Shape{}, Shape{.seqlen_q = 1, .seqlen_kv = 70000},
                                  Shape{.head_dim_qk = 64, .head_dim_v = 64}}) {
         const ForwardPlan plan = chosen(with_recipe(shape, recipe), major, minor);
         ASSERT_EQ(plan.candidate, kSm80Quantized) << recipe << major << minor;
-        EXPECT_EQ(plan.spec->tile_kv, 128);
+        EXPECT_EQ(plan.spec->tile_kv, parse_quantization(recipe).block_kv);
         EXPECT_EQ(plan.spec->tile_q, 16 * plan.spec->num_warps);
         EXPECT_FALSE(plan.spec->is_split);
         EXPECT_LE(plan.spec->num_warps * plan.spec->ctas_per_sm, 8) << "registers of an SM";
@@ -508,14 +510,63 @@ TEST(ForwardCandidates, RoundedExponentialsHaveTilesOfAllKeysTheyDependOn) {
       reason({}, "sage2", 6),
       "quant.pv is e4m3 and compute capability 8.6; expected 8.9 or above, whose tensor cores "
       "multiply e4m3");
-  EXPECT_EQ(reason({}, "sage2,warp_q=32"), "quant.warp_q is 32; expected 16");
-  EXPECT_EQ(reason({}, "sage2,block_kv=64"), "quant.block_kv is 64; expected 128");
-  EXPECT_EQ(reason({}, "sage2,smooth_k=none"), "quant.smooth_k is none; expected sequence");
+  EXPECT_EQ(reason({}, "sage2,block_q=96,warp_q=48"),
+            "quant.warp_q is 48; expected a divisor of 128, rows of a tile");
+  EXPECT_EQ(reason({}, "sage2,block_q=256,q_scales=block"),
+            "quant.block_q is 256; expected a divisor of 128, rows of a tile");
+  EXPECT_EQ(reason({}, "sage2,block_kv=32"), "quant.block_kv is 32; expected 64 or 128");
+  EXPECT_EQ(reason({}, "sage2,k_scales=tensor"),
+            "quant.k_scales is tensor; expected block or thread");
+  EXPECT_EQ(reason({}, "sage2,q_scales=tensor"),
+            "quant.q_scales is tensor; expected block, warp, thread or token");
+  EXPECT_EQ(reason({}, "sage2,smooth_v=sequence"), "quant.smooth_v is sequence; expected none");
+  EXPECT_EQ(reason({}, "sage2,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason({}, "sage2,row_sums=codes"), "quant.row_sums is codes; expected exact");
   EXPECT_EQ(reason({}, "fp8_static,scales=measured"), "quant.qk is e4m3; expected int8");
   EXPECT_EQ(reason({}, "fp8_static,p_step=1,p_max=128"), "quant.p_step is 1; expected 0");
   EXPECT_EQ(reason({.head_dim_v = 160}, "fp8_static"),
             "head_dim_v is 160 beside quant.pv e4m3; expected at most 128");
+}
+
+/// P and V in f16 are those of inputs in f16.
+TEST(ForwardCandidates, HalvesAreMultipliedWhereInputsAreHalves) {
+  const Shape half{.dtype = Dtype::f16};
+  for (const char* recipe : {"sage1", "sage1,q_scales=warp", "sage1,smooth_k=none",
+                             "sage1,q_scales=thread,k_scales=thread,block_kv=128,row_sums=exact"}) {
+    for (const int major : {8, 9, 12}) {
+      const ForwardPlan plan = chosen(with_recipe(half, recipe), major, 0);
+      ASSERT_EQ(plan.candidate, kSm80Quantized) << recipe << major;
+      EXPECT_LE(plan.spec->tile_kv, parse_quantization(recipe).block_kv) << "keys share scales";
+      EXPECT_FALSE(plan.spec.as<TeamSpec>().sums_codes);
+    }
+  }
+  const auto reason = [](const Shape& shape, std::string_view recipe) {
+    return reason_of(chosen(with_recipe(shape, recipe), 8, 0), kSm80Quantized);
+  };
+  EXPECT_EQ(reason({}, "sage1"),
+            "quant.pv is f16 and v is bf16; expected v of f16, which is multiplied as it is");
+  EXPECT_EQ(reason(half, "sage1,p_max=2"), "quant.p_max is 2; expected 1");
+  EXPECT_EQ(reason(half, "sage1,smooth_v=sequence"), "quant.smooth_v is sequence; expected none");
+  EXPECT_EQ(
+      reason(half, "int8"),
+      "quant.pv is int8, which is for CPUs; expected none, f16 or e4m3: accurate has the same "
+      "error on GPUs");
+}
+
+/// q, k and v that are codes run where tensor cores multiply them, whatever out is.
+TEST(ForwardCandidates, CodesRunByTheKernelOfTheirRecipe) {
+  Problem problem = with_recipe({.dtype = Dtype::e4m3, .num_heads_kv = 2}, "fp8_static");
+  for (const Dtype out : {Dtype::bf16, Dtype::f16, Dtype::f32}) {
+    problem.out = problem.q;
+    problem.out.dtype = out;
+    for (const auto& [major, minor] : {std::pair{8, 9}, {9, 0}, {12, 0}}) {
+      const ForwardPlan plan = chosen(problem, major, minor);
+      ASSERT_EQ(plan.candidate, kSm80Quantized) << major;
+      EXPECT_TRUE(plan.spec.as<TeamSpec>().takes_codes);
+    }
+  }
+  EXPECT_NE(reason_of(chosen(problem, 8, 0), kSm80Quantized).find("expected 8.9 or above"),
+            std::string::npos);
 }
 
 TEST(ForwardCandidates, FourBitsRunWhereWarpsMultiplyThem) {
@@ -598,7 +649,8 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   EXPECT_EQ(reason({}, "nvfp4"), "quant.pv is e2m1; expected none or e4m3");
   EXPECT_EQ(reason({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason({}, "accurate,k_scales=token"), "quant.k_scales is token; expected thread");
-  EXPECT_EQ(reason({}, "accurate,block_kv=64"), "quant.block_kv is 64; expected 128");
+  EXPECT_EQ(reason_of(chosen(with_recipe({}, "accurate,block_kv=64"), 9, 0), kQuantized),
+            "quant.block_kv is 64; expected 128");
   EXPECT_EQ(reason({.head_dim_qk = 192, .head_dim_v = 128}, "accurate"),
             "head_dim_qk is 192; expected at most 128");
   EXPECT_EQ(reason({.dtype = Dtype::f32}, "accurate"), "inputs are f32; expected f16 or bf16");
