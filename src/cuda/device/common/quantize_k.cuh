@@ -100,7 +100,7 @@ struct QuantizeK {
 
   /// Of a row, this thread's channels.
   FOVEA_DEVICE_MEMBER ptx::U32x4 load(const Rows& rows, std::int64_t row) const {
-    return rows.eight<spec.reads_elements>(row, channel, p.head_dim, p.is_aligned != 0);
+    return rows.template eight<spec.reads_elements>(row, channel, p.head_dim, p.is_aligned != 0);
   }
 
   using Chunks = ptx::U32x4[kSteps];

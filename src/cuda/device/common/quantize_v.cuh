@@ -159,7 +159,8 @@ struct QuantizeV {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
       const std::int64_t row = std::int64_t{begin} + key_of_byte(kKeys * quad + i);
-      block[i] = rows.eight<spec.reads_elements>(row, 8 * octet, p.head_dim, p.is_aligned != 0);
+      block[i] =
+          rows.template eight<spec.reads_elements>(row, 8 * octet, p.head_dim, p.is_aligned != 0);
     }
   }
 
