@@ -44,6 +44,18 @@ TEST(Validate, ResolvesADenseProblem) {
   EXPECT_EQ(f.problem.out, spec_of(Dtype::f32, {2, 3, 4, 6}));
 }
 
+TEST(Validate, CodesHaveAnOutputOfBf16UnlessItIsSaid) {
+  Problem problem = dense_problem();
+  problem.q.dtype = problem.k.dtype = problem.v.dtype = Dtype::e4m3;
+  problem.quant = parse_quantization("fp8_static");
+  EXPECT_EQ(validate(problem, "plan").problem.out, spec_of(Dtype::bf16, {2, 3, 4, 6}));
+  problem.out = spec_of(Dtype::f32, {2, 3, 4, 6});
+  EXPECT_EQ(validate(problem, "plan").problem.out.dtype, Dtype::f32);
+  problem.out.dtype = Dtype::e4m3;
+  EXPECT_EQ(refusal([&] { validate(problem, "plan"); }),
+            "plan: out is e4m3; expected f32, f16 or bf16");
+}
+
 TEST(Validate, ResolvesAPackedProblem) {
   const ForwardProblem f = validate(packed_problem(), "plan");
   EXPECT_TRUE(f.is_varlen);
@@ -139,7 +151,11 @@ TEST(Validate, ExtentsThatNoTensorHasAreRefused) {
 
 TEST(Validate, DtypesThatDifferOrDoNotMultiplyAreRefused) {
   EXPECT_EQ(dense_refusal([](Problem& p) { p.q.dtype = Dtype::i32; }),
-            "plan: q is i32; expected f32, f16 or bf16");
+            "plan: q is i32; expected f32, f16 or bf16, or e4m3 by quant fp8_static");
+  EXPECT_EQ(dense_refusal([](Problem& p) { p.q.dtype = Dtype::i8; }),
+            "plan: q is i8; expected f32, f16 or bf16, or e4m3 by quant fp8_static");
+  EXPECT_EQ(dense_refusal([](Problem& p) { p.q.dtype = Dtype::e4m3; }),
+            "plan: k is f32 but q is e4m3; expected equal dtypes");
   EXPECT_EQ(dense_refusal([](Problem& p) { p.k.dtype = Dtype::f16; }),
             "plan: k is f16 but q is f32; expected equal dtypes");
   EXPECT_EQ(dense_refusal([](Problem& p) { p.v.dtype = Dtype::bf16; }),
