@@ -49,8 +49,8 @@ struct AttentionForward {
   /// q, k, probabilities and v in eight or four bits: parse_quantization("accurate"), or fields. Which
   /// run on which device: docs/guides/quantization.md.
   Quantization quant{};
-  // [batch, num_heads_kv] f32, packed [num_sequences, num_heads_kv], any strides: where quant.scales is given, what q, k
-  // and v are divided by before they are rounded; where they are codes of e4m3, what these are multiplied by
+  // [batch, num_heads_kv] f32, packed [num_sequences, num_heads_kv], any strides: where quant.scales is given, what q,
+  // k and v are divided by before they are rounded; where they are codes of e4m3, what these are multiplied by
   Float32View q_scale{};
   Float32View k_scale{};
   Float32View v_scale{};
@@ -71,8 +71,8 @@ struct AttentionForward {
 
 /// Exact attention, forward: out = softmax(mask(score(scale * q kᵀ))) v, lse = log Σ exp(score).
 ///
-/// q     [batch, seqlen_q,  num_heads_q,  head_dim_qk]  f32, f16, bf16, or codes of e4m3 where quant is fp8_static, with
-///       the scales q_scale, k_scale and v_scale; any strides, contiguous last dimension is fast
+/// q     [batch, seqlen_q,  num_heads_q,  head_dim_qk]  f32, f16, bf16, or codes of e4m3 where quant is fp8_static,
+///       with scales; any strides, contiguous last dimension is fast
 /// k     [batch, seqlen_kv, num_heads_kv, head_dim_qk]  dtype of q; num_heads_q is a multiple of num_heads_kv
 /// v     [batch, seqlen_kv, num_heads_kv, head_dim_v]   dtype of q
 /// out   [batch, seqlen_q,  num_heads_q,  head_dim_v]   written; f32, f16 or bf16; must not overlap an input

@@ -79,8 +79,8 @@ struct Case {
 
   /// Keys that the mask hides from every row hold NaN and Inf.
   bool poisons_hidden_keys = true;
-  /// A dense v holds infinities of either sign (in e4m3 the greatest codes) and NaN at keys from the first eighth to the last one, which some rows
-  /// see.
+  /// A dense v holds infinities of either sign (in e4m3 the greatest codes) and NaN at keys from the first eighth to
+  /// the last one, which some rows see.
   bool has_infinite_values = false;
   /// A column of v holds one value near the end of the range of floats.
   bool has_huge_value = false;
