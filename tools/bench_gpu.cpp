@@ -48,6 +48,7 @@ void run_decode(const AttentionForward& forward, const Job& job, const Gpu& gpu,
 
 void run_forward(AttentionForward args, const Gpu& gpu, std::int64_t runs, Row& row) {
   const Plan plan = fovea::plan(problem_of(args));
+  plan.wait();  // where FOVEA_COMPILE says staged
   const DeviceMemory workspace(gpu.context(), plan.workspace_bytes());
   args.workspace = bytes_of(workspace);
   row.explanation = plan.explain();
@@ -61,6 +62,7 @@ void run_gradients(const AttentionForward& forward, Timed timed, const Gpu& gpu,
   GradientCall call(forward, &gpu);
   AttentionBackward& args = call.args;
   const Plan plan = fovea::plan(problem_of(forward));
+  plan.wait();
   const BackwardPlan backward = plan_backward(problem_of(args));
   const DeviceMemory workspace(gpu.context(), plan.workspace_bytes());
   const DeviceMemory backward_workspace(gpu.context(), backward.workspace_bytes());

@@ -88,6 +88,7 @@ int run_explain(const std::vector<std::string>& words) {
   ShardingOptions sharding;
   std::string architecture;
   bool wants_json = false, wants_backward = false;
+  CompileMode compile_mode = CompileMode::automatic;
   CommandLine line("fovea explain", kAbout, kExamples);
   add_shape_options(line, options);
   add_file_options(line, options);
@@ -103,6 +104,16 @@ int run_explain(const std::vector<std::string>& words) {
   line.add(
       {"--arch", "NAME", "Run", "a typical GPU of this architecture instead: sm_90a, gfx942 ..."},
       [&](const std::string&, const std::string& text) { architecture = text; });
+  line.add(
+      {"--compile", "MODE", "Run",
+       "complete: the plan is ready when its GPU kernels are compiled; staged: when one is that "
+       "compiles sooner; default FOVEA_COMPILE, else complete"},
+      [&](const std::string& option, const std::string& text) {
+        const auto mode = parse_compile_mode(text);
+        if (!mode)
+          bad_input(fmt::format("{}: '{}'; expected auto, complete or staged", option, text));
+        compile_mode = *mode;
+      });
   line.add_flag({"--backward", "", "Gradients", "the plan of gradients of q, k, v and sinks"},
                 wants_backward);
   line.add_flag({"--json", "", "Output", "print one JSON object"}, wants_json);
@@ -117,6 +128,7 @@ int run_explain(const std::vector<std::string>& words) {
                      options.layout);
   Problem problem = problem_of(args);
   problem.num_threads = options.threads;
+  problem.compile_mode = compile_mode;
   problem = on_device(problem, options.device);
   const Explanation explanation = explain_where(problem, wants_backward, architecture);
   const Sharding ranks = sharding.num_ranks ? explain_ranks(problem, sharding) : Sharding{};

@@ -132,7 +132,8 @@ struct FOVEA_EXPORT Explanation {
   [[nodiscard]] std::string json() const;
 };
 
-/// A validated problem, its kernel and its exact workspace. Immutable, cheap to copy, thread safe.
+/// A validated problem, its kernel and its exact workspace. Cheap to copy, thread safe, and immutable but for the
+/// kernel of CompileMode::staged.
 class FOVEA_EXPORT Plan {
  public:
   [[nodiscard]] std::size_t workspace_bytes() const;
@@ -146,6 +147,14 @@ class FOVEA_EXPORT Plan {
   /// capture it. On Hopper the first call with a tensor that does not start at a multiple of 16 bytes loads another
   /// kernel, compiled if need be. Throws InvalidArgument before anything is written.
   void run(const AttentionForward& args) const;
+
+  /// Does every run from now on use the same kernels? Not while a plan of CompileMode::staged runs by a kernel in the
+  /// place of those that are compiled; a run that begins after this is true uses these. Throws why they cannot be had
+  /// (CompileError, DeviceError), as does `run` then.
+  [[nodiscard]] bool is_final() const;
+  /// Returns when it is: before bits are compared, times are taken, or a graph captures runs that it will keep. A
+  /// process that ends stops compiling, and one that was forked compiles nothing: there this throws DeviceError.
+  void wait() const;
 
   struct Impl;
   explicit Plan(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}

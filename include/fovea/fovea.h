@@ -365,6 +365,15 @@ FOVEA_API int fovea_attention_forward(const fovea_attention_forward_args* args,
 /* A validated problem, its kernel and its exact workspace; immutable. */
 typedef struct fovea_plan fovea_plan;
 
+/* When a plan on a kDLCUDA device whose kernels have to be compiled is ready: when they are, or in stages: as soon as a
+ * kernel is that compiles in a fraction of the time, which runs the plan's calls until they are. The two round
+ * differently. AUTOMATIC: the variable FOVEA_COMPILE, else complete. See CompileMode in problem.hpp. */
+typedef enum fovea_compile_mode {
+  FOVEA_COMPILE_AUTOMATIC = 0,
+  FOVEA_COMPILE_COMPLETE = 1,
+  FOVEA_COMPILE_STAGED = 2,
+} fovea_compile_mode;
+
 typedef struct fovea_plan_options {
   size_t struct_size;
   uint32_t version;
@@ -373,6 +382,8 @@ typedef struct fovea_plan_options {
   int64_t max_seqlen_kv;
   int32_t num_threads; /* workers the workspace is for; 0: those of args' executor or runtime */
   uint32_t reserved_1;
+  int32_t compile_mode; /* fovea_compile_mode */
+  uint32_t reserved_2;
 } fovea_plan_options;
 
 typedef enum fovea_format { FOVEA_TEXT = 0, FOVEA_JSON = 1 } fovea_format;
@@ -389,6 +400,12 @@ FOVEA_API size_t fovea_plan_workspace_bytes(const fovea_plan* plan);
  * bounds. */
 FOVEA_API int fovea_plan_run(const fovea_plan* plan, const fovea_attention_forward_args* args,
                              fovea_error** error);
+
+/* Does every run from now on use the same kernels? *is_final is 1 for plans of every operation but those that were
+ * made with FOVEA_COMPILE_STAGED, while their kernels are compiled. Reports why they cannot be had, as runs do then. */
+FOVEA_API int fovea_plan_is_final(const fovea_plan* plan, int32_t* is_final, fovea_error** error);
+/* Returns when it is: before times are taken, bits compared or runs captured by a graph. */
+FOVEA_API int fovea_plan_wait(const fovea_plan* plan, fovea_error** error);
 
 /* What was decided and why: a page, or one JSON object. *text is freed by fovea_string_free. Tensors were lent to
  * fovea_plan_create for the call: tiles of a mask that reads some are not counted here. */

@@ -34,6 +34,14 @@ enum class CpuTarget : std::uint8_t {
 FOVEA_EXPORT std::string_view name(CpuTarget target);
 FOVEA_EXPORT std::optional<CpuTarget> parse_cpu_target(std::string_view name);
 
+/// When a plan of a forward call on a GPU is ready whose kernels have to be compiled. `complete`: when they are, in
+/// seconds. `staged`: as soon as a kernel is that compiles in a fraction of the time and runs several times slower; the
+/// others are compiled beside the plan's calls and run those that begin afterwards. The two round differently: what is
+/// said of equal bits holds before that and after it. `automatic`: FOVEA_COMPILE, else complete.
+enum class CompileMode : std::uint8_t { automatic, complete, staged };
+FOVEA_EXPORT std::string_view name(CompileMode mode);
+FOVEA_EXPORT std::optional<CompileMode> parse_compile_mode(std::string_view name);
+
 /// Keys are dropped after the softmax with probability p, the rest scaled by 1 / (1 - p). Counter-based: the decision
 /// for (seed, offset, batch, q_head, q_idx, kv_idx) is the same on every backend, tiling and sharding. p in [0, 1].
 struct Dropout {
@@ -87,6 +95,9 @@ struct Problem {
   /// run one CTA an SM do (Hopper's, and sm90/decode); others refuse it by name. No bits depend on it. The cpu has no
   /// SMs: there it changes nothing.
   int sm_margin = 0;
+  /// Of forward plans alone, on cuda. Decoding is complete whatever the variable says; gradients and tangents too, and
+  /// refuse `staged` by name. Recipes and f32 have no kernel that compiles sooner: there it changes nothing.
+  CompileMode compile_mode = CompileMode::automatic;
   int num_threads = 0;  // workers that the workspace is sized for; 0: the executor's concurrency
 };
 

@@ -34,6 +34,7 @@ SCORE_MOD, MASK_MOD = 0, 1
 SCALAR_INT, SCALAR_FLOAT = 0, 1
 ALIGN = {"bottom_right": 0, "top_left": 1}
 COMPUTE_DTYPE = {"auto": 0, "f32": 1, "bf16": 2}
+COMPILE_MODE = {"auto": 0, "complete": 1, "staged": 2}
 CPU_TARGET = {
     "auto": 0,
     "scalar": 1,
@@ -187,6 +188,8 @@ class PlanOptions(ctypes.Structure):
         ("max_seqlen_kv", c_int64),
         ("num_threads", c_int32),
         ("reserved_1", c_uint32),
+        ("compile_mode", c_int32),
+        ("reserved_2", c_uint32),
     ]
 
 
@@ -416,6 +419,8 @@ FALLIBLE: dict[str, list[object]] = {
     "fovea_plan_run_decode": [c_void_p, c_void_p],
     "fovea_plan_create_append": [c_void_p, POINTER(c_void_p)],
     "fovea_plan_run_append": [c_void_p, c_void_p],
+    "fovea_plan_is_final": [c_void_p, POINTER(c_int32)],
+    "fovea_plan_wait": [c_void_p],
     "fovea_plan_explain": [c_void_p, c_int32, _TEXT],
     "fovea_explain": [c_void_p, POINTER(PlanOptions), c_int32, _TEXT],
     "fovea_explain_backward": [c_void_p, c_int32, _TEXT],

@@ -10,8 +10,8 @@ from typing import Any, Callable, Literal, NamedTuple, Sequence, Union, overload
 from . import _abi, _quick
 from ._arrays import Array, Framework, TensorSpec, check_writable, framework_of
 from ._calls import Bound, Builder, Template, offset
-from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, gather, resolved
-from ._library import address_of, take_text
+from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, check_choice, gather, resolved
+from ._library import address_of, check, take_text
 from ._prepared import PreparedPlan, is_on_host, kept_features, rendered, spec_beside
 from ._recipes import Recipe
 from .errors import InvalidArgument, Unsupported
@@ -460,19 +460,23 @@ def _bind(function: str, q: Array, k: Array, v: Array, features: dict[str, Any])
     return arguments, forward_template(arguments, function).bind(arguments.tensors, arguments.words)
 
 
-def _options(max_seqlen_q: int, max_seqlen_kv: int, num_threads: int) -> Any:
+def _options(function: str, max_seqlen_q: int, max_seqlen_kv: int, num_threads: int, compile_mode: str) -> Any:
+    check_choice(compile_mode, "compile", _abi.COMPILE_MODE, function)
     return ctypes.byref(
-        _abi.sized(_abi.PlanOptions, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, num_threads=num_threads)
+        _abi.sized(
+            _abi.PlanOptions, max_seqlen_q=max_seqlen_q, max_seqlen_kv=max_seqlen_kv, num_threads=num_threads,
+            compile_mode=_abi.COMPILE_MODE[compile_mode],
+        )
     )
 
 
 @overload
 def explain(
-    q: Array, k: Array, v: Array, *, max_seqlen_q: int = ..., max_seqlen_kv: int = ..., as_json: Literal[False] = ..., **features: Any
+    q: Array, k: Array, v: Array, *, max_seqlen_q: int = ..., max_seqlen_kv: int = ..., compile: str = ..., as_json: Literal[False] = ..., **features: Any
 ) -> str: ...
 @overload
 def explain(
-    q: Array, k: Array, v: Array, *, max_seqlen_q: int = ..., max_seqlen_kv: int = ..., as_json: Literal[True], **features: Any
+    q: Array, k: Array, v: Array, *, max_seqlen_q: int = ..., max_seqlen_kv: int = ..., compile: str = ..., as_json: Literal[True], **features: Any
 ) -> dict[str, Any]: ...
 def explain(
     q: Array,
@@ -481,6 +485,7 @@ def explain(
     *,
     max_seqlen_q: int = 0,
     max_seqlen_kv: int = 0,
+    compile: str = "auto",
     as_json: bool = False,
     **features: Any,
 ) -> str | dict[str, Any]:
@@ -490,7 +495,7 @@ def explain(
     ----------
     q, k, v : array or TensorSpec
         As `attention`'s; data is needed only where a mask reads arrays, to count tiles.
-    max_seqlen_q, max_seqlen_kv : int
+    max_seqlen_q, max_seqlen_kv, compile
         As `plan`'s.
     as_json : bool
         Whether the answer is a dict.
@@ -509,7 +514,7 @@ def explain(
     """
     _, bound = _bind("explain", q, k, v, features)
     text = take_text(
-        "fovea_explain", bound.address, _options(max_seqlen_q, max_seqlen_kv, 0), _abi.JSON if as_json else _abi.TEXT
+        "fovea_explain", bound.address, _options("explain", max_seqlen_q, max_seqlen_kv, 0, compile), _abi.JSON if as_json else _abi.TEXT
     )
     return rendered(text, as_json)
 
@@ -531,6 +536,23 @@ class Plan(PreparedPlan):
         defaults = {**attention.__kwdefaults__, **features}  # type: ignore[dict-item]
         self._positional = tuple(defaults[name] for name in _quick.FEATURES)
         self._returns_lse = returns_lse
+
+    @property
+    def is_final(self) -> bool:
+        """Whether every run from now on uses the same kernels; False while a plan of ``compile="staged"`` awaits its own.
+
+        Raises
+        ------
+        CompileError, DeviceError
+            They cannot be had; `run` raises it, too.
+        """
+        answer = ctypes.c_int32()
+        check("fovea_plan_is_final", self._handle, ctypes.byref(answer))
+        return bool(answer.value)
+
+    def wait(self) -> None:
+        """Returns when the plan is final: before times are taken, bits compared or runs captured by a graph."""
+        check("fovea_plan_wait", self._handle)
 
     def run(
         self,
@@ -606,6 +628,7 @@ def plan(
     max_seqlen_q: int = 0,
     max_seqlen_kv: int = 0,
     num_threads: int = 0,
+    compile: str = "auto",
     **features: Any,
 ) -> Plan:
     """Validates a problem and chooses its kernel once; `Plan.run` then decides nothing and takes no memory but its workspace.
@@ -618,6 +641,11 @@ def plan(
         0: exactly the lengths given; n: the plan serves every length up to n.
     num_threads : int
         Workers that the workspace is for; 0: those of the process.
+    compile : str
+        ``"complete"``: the plan is ready when its GPU kernels are, which takes seconds where nobody has compiled them.
+        ``"staged"``: it is ready as soon as a kernel is that compiles in half a second and runs several times slower;
+        the others are compiled meanwhile and run the calls that begin afterwards, rounded differently: `Plan.is_final`,
+        `Plan.wait`. ``"auto"``: the variable ``FOVEA_COMPILE``, else complete.
     **features
         As `attention`'s.
 
@@ -633,7 +661,7 @@ def plan(
     kept = kept_features(features)
     returns_lse = bool(features.get("return_lse", False))
     _, bound = _bind("plan", q, k, v, {**features, **kept})
-    options = _options(max_seqlen_q, max_seqlen_kv, num_threads)
+    options = _options("plan", max_seqlen_q, max_seqlen_kv, num_threads, compile)
     return Plan(kept, bound, options, returns_lse=returns_lse, is_on_host=is_on_host(q))
 
 

@@ -153,7 +153,7 @@ def _seeds(seed: Any, offset: Any, function: str) -> tuple[int, int, Any, Any]:
     return _whole(seed, "dropout.seed", function), _whole(offset, "dropout.offset", function), None, None
 
 
-def _choice(value: Any, name: str, choices: Any, function: str) -> None:
+def check_choice(value: Any, name: str, choices: Any, function: str) -> None:
     if value not in choices:
         raise InvalidArgument(f"{function}: {name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
 
@@ -262,10 +262,10 @@ def resolved(framework: Framework, arguments: Arguments, function: str | None = 
 
 def check_key(key: Key, function: str) -> None:
     """What the library cannot see: words of these keywords, and how values are written."""
-    _choice(key.layout, "layout", LAYOUTS, function)
-    _choice(key.align, "align", _abi.ALIGN, function)
-    _choice(key.compute_dtype, "compute_dtype", _abi.COMPUTE_DTYPE, function)
-    _choice(key.cpu_target, "cpu_target", _abi.CPU_TARGET, function)
+    check_choice(key.layout, "layout", LAYOUTS, function)
+    check_choice(key.align, "align", _abi.ALIGN, function)
+    check_choice(key.compute_dtype, "compute_dtype", _abi.COMPUTE_DTYPE, function)
+    check_choice(key.cpu_target, "cpu_target", _abi.CPU_TARGET, function)
     _window(key.window, function)
     if key.quant is not None and not isinstance(key.quant, str):
         raise InvalidArgument(f"{function}: quant is {key.quant!r}; expected the text of a recipe, such as 'accurate', a Recipe or its file")

@@ -65,6 +65,7 @@ Environment read_environment(EnvironmentLookup lookup) {
   }
   if (const auto text = find(lookup, "FOVEA_CPU_TARGET"))
     environment.cpu_target = std::string(*text);
+  environment.compile = text_of(find(lookup, "FOVEA_COMPILE"));
   if (const auto text = find(lookup, "FOVEA_VERBOSE")) {
     environment.verbose = parse_count(*text, 1);
     if (!environment.verbose) {

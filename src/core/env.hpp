@@ -14,6 +14,8 @@ struct Environment {
   std::optional<int> omp_num_threads;
   // FOVEA_CPU_TARGET as written; the cpu module knows which names exist
   std::optional<std::string> cpu_target;
+  // FOVEA_COMPILE as written: auto, complete or staged
+  std::optional<std::string> compile;
   std::optional<int> verbose;            // FOVEA_VERBOSE; 1: a line for each call
   std::optional<std::string> nvrtc;      // FOVEA_NVRTC: a library, or the folder that holds it
   std::optional<std::string> hiprtc;     // FOVEA_HIPRTC: a library, or the folder that holds it

@@ -112,11 +112,15 @@ struct PlanLadder {
 
   /// Asks each candidate in order and loads what it chose into device.index. Throws Unsupported with every reason.
   static Plan plan_on(const Problem& problem, Device device) {
+    Plan plan = choose_on(problem, device);
+    load_or_fall_back(jit::process_loader(), driver::process_context(device), problem, plan);
+    return plan;
+  }
+
+  /// The choice alone.
+  static Plan choose_on(const Problem& problem, Device device) {
     Plan plan = choose_here(problem, device);
-    if (!plan.candidate.empty()) {
-      load_or_fall_back(jit::process_loader(), driver::process_context(device), problem, plan);
-      return plan;
-    }
+    if (!plan.candidate.empty()) return plan;
     std::string message = fmt::format("plan: no kernel for this problem on {}:", to_string(device));
     for (const auto& refused : plan.refused)
       message += fmt::format("\n  {}  {}", refused.candidate, refused.reason);

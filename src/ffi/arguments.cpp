@@ -32,6 +32,10 @@ static_assert(static_cast<int>(CpuTarget::neon) == FOVEA_CPU_NEON);
 static_assert(static_cast<int>(CpuTarget::avx512_vnni) == FOVEA_CPU_AVX512_VNNI);
 static_assert(static_cast<int>(CpuTarget::avx_vnni) == FOVEA_CPU_AVX_VNNI);
 
+static_assert(static_cast<int>(CompileMode::automatic) == FOVEA_COMPILE_AUTOMATIC);
+static_assert(static_cast<int>(CompileMode::complete) == FOVEA_COMPILE_COMPLETE);
+static_assert(static_cast<int>(CompileMode::staged) == FOVEA_COMPILE_STAGED);
+
 // Ends of the fields that the first release had and that mean nothing when cut off.
 constexpr std::size_t kLeastArgsSize = offsetof(fovea_attention_forward_args, lse);
 constexpr std::size_t kLeastOptionsSize = offsetof(fovea_plan_options, max_seqlen_kv);
@@ -409,6 +413,18 @@ std::vector<CapturedTensor> to_captured(const Call& call, const fovea_named_tens
   return result;
 }
 
+namespace {
+
+CompileMode to_compile_mode(std::int32_t value, const std::string& where) {
+  if (value < FOVEA_COMPILE_AUTOMATIC || value > FOVEA_COMPILE_STAGED) {
+    invalid(where + ": options",
+            "compile_mode is " + std::to_string(value) + "; expected a fovea_compile_mode, 0 to 2");
+  }
+  return static_cast<CompileMode>(value);
+}
+
+}  // namespace
+
 Problem to_problem(const Call& call, const fovea_plan_options* source, const std::string& where) {
   Problem problem = problem_of(call.args);
   if (call.args.executor != nullptr) problem.num_threads = call.args.executor->concurrency();
@@ -417,6 +433,7 @@ Problem to_problem(const Call& call, const fovea_plan_options* source, const std
   if (options.max_seqlen_q != 0) problem.seqlen_q = up_to(options.max_seqlen_q);
   if (options.max_seqlen_kv != 0) problem.seqlen_kv = up_to(options.max_seqlen_kv);
   if (options.num_threads != 0) problem.num_threads = options.num_threads;
+  problem.compile_mode = to_compile_mode(options.compile_mode, where);
   return problem;
 }
 

@@ -161,6 +161,23 @@ int fovea_plan_run(const fovea_plan* plan, const fovea_attention_forward_args* a
   });
 }
 
+int fovea_plan_is_final(const fovea_plan* plan, int32_t* is_final, fovea_error** error) {
+  return guarded(error, [&] {
+    constexpr auto kWhere = "fovea_plan_is_final";
+    require(plan, kWhere, "plan");
+    require(is_final, kWhere, "is_final");
+    const auto* const forward = std::get_if<fovea::Plan>(&plan->plan);
+    *is_final = forward == nullptr || forward->is_final() ? 1 : 0;
+  });
+}
+
+int fovea_plan_wait(const fovea_plan* plan, fovea_error** error) {
+  return guarded(error, [&] {
+    require(plan, "fovea_plan_wait", "plan");
+    if (const auto* const forward = std::get_if<fovea::Plan>(&plan->plan)) forward->wait();
+  });
+}
+
 int fovea_plan_explain(const fovea_plan* plan, int32_t format, char** text, fovea_error** error) {
   return guarded(error, [&] {
     constexpr auto kWhere = "fovea_plan_explain";

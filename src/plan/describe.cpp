@@ -231,6 +231,7 @@ void describe_environment(Description& description) {
     add("FOVEA_NUM_THREADS", environment.num_threads);
     add("OMP_NUM_THREADS", environment.omp_num_threads);
     add("FOVEA_CPU_TARGET", environment.cpu_target);
+    add("FOVEA_COMPILE", environment.compile);
     add("FOVEA_VERBOSE", environment.verbose);
     add("FOVEA_NVRTC", environment.nvrtc);
     add("FOVEA_HIP", environment.hip);
@@ -242,6 +243,10 @@ void describe_environment(Description& description) {
     if (environment.cpu_target && !parse_cpu_target(*environment.cpu_target)) {
       description.environment_problem = fmt::format(
           "FOVEA_CPU_TARGET is '{}'; expected a target's name", *environment.cpu_target);
+    }
+    if (environment.compile && !parse_compile_mode(*environment.compile)) {
+      description.environment_problem =
+          fmt::format("FOVEA_COMPILE is '{}'; expected complete or staged", *environment.compile);
     }
   } catch (const InvalidArgument& error) {
     description.environment_problem = error.what();

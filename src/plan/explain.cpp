@@ -10,6 +10,7 @@
 #include "cpu/features.hpp"
 #include "cpu/quantized/attention_quantized.hpp"
 #include "cuda/backward/rounded.hpp"
+#include "cuda/forward/staged.hpp"
 #include "cuda/jit/architecture.hpp"
 #include "expr/passes.hpp"
 #include "expr/print.hpp"
@@ -163,18 +164,38 @@ Explanation explain_forward(const ForwardProblem& f, const cpu::ForwardPlan& cpu
   return e;
 }
 
-Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& cuda, MaskData data) {
+namespace {
+
+/// What runs calls now, and why better candidates do not; a stage that cannot be had is one of these.
+const cuda::ForwardPlan& explained_stage(const cuda::ForwardPlan& plan,
+                                         std::vector<Explanation::Refused>& refused) {
+  try {
+    const cuda::ForwardPlan& stage = cuda::current_stage(plan);
+    refused = stage.refused;
+    return stage;
+  } catch (const Error& error) {
+    refused = plan.refused;
+    refused.back().reason = error.what();
+    return plan;
+  }
+}
+
+}  // namespace
+
+Explanation explain_forward(const ForwardProblem& f, const cuda::ForwardPlan& plan, MaskData data) {
   Explanation e;
   e.problem = describe(f);
   describe_programs(f, e);
-  e.refused = cuda.refused;
-  if (cuda.candidate.empty()) return e;
-  describe_kernel(f, cuda, e);
-  if (cuda.few != nullptr) {
-    e.problem += fmt::format("; sequences of up to {} queries by {}", cuda.few->problem.seqlen_q,
-                             cuda.few->plan.candidate);
+  const cuda::ForwardPlan& stage = explained_stage(plan, e.refused);
+  if (stage.candidate.empty()) return e;
+  describe_kernel(f, stage, e);
+  e.workspace_bytes = unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
+  if (plan.few != nullptr) {
+    std::vector<Explanation::Refused> others;
+    e.problem += fmt::format("; sequences of up to {} queries by {}", plan.few->problem.seqlen_q,
+                             explained_stage(plan.few->plan, others).candidate);
   }
-  const double visible = describe_tiles(f, cuda.spec->tile_q, cuda.spec->tile_kv, data, e);
+  const double visible = describe_tiles(f, stage.spec->tile_q, stage.spec->tile_kv, data, e);
   describe_work(f, f.head_dim_qk + f.head_dim_v, visible, e);
   describe_bound(e);
   return e;

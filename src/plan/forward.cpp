@@ -12,6 +12,7 @@
 #include "core/check.hpp"
 #include "core/float_environment.hpp"
 #include "core/num_threads.hpp"
+#include "cuda/forward/staged.hpp"
 #include "plan/call_workspace.hpp"
 #include "plan/plan.hpp"
 #include "plan/recipe_choice.hpp"
@@ -81,7 +82,9 @@ std::string target_of(const cuda::ForwardPlan& /*plan*/, const ForwardProblem& p
 
 std::string_view kernel_of(const cpu::ForwardPlan& plan) { return cpu::kernel_name(plan); }
 
-std::string_view kernel_of(const cuda::ForwardPlan& plan) { return plan.candidate; }
+std::string_view kernel_of(const cuda::ForwardPlan& plan) {
+  return cuda::current_stage(plan).candidate;
+}
 
 }  // namespace
 
@@ -147,6 +150,16 @@ Plan plan(const Problem& problem, Device device) {
 
 std::size_t Plan::workspace_bytes() const {
   return std::visit([](const auto& plan) { return workspace_bytes_of(plan); }, impl_->backend);
+}
+
+bool Plan::is_final() const {
+  const auto* const cuda = std::get_if<cuda::ForwardPlan>(&impl_->backend);
+  return cuda == nullptr || cuda::is_final(*cuda);
+}
+
+void Plan::wait() const {
+  if (const auto* const cuda = std::get_if<cuda::ForwardPlan>(&impl_->backend))
+    cuda::wait_for_final(*cuda);
 }
 
 void Plan::run(const AttentionForward& args) const {

@@ -9,6 +9,7 @@
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
 #include "problem/input_codes.hpp"
+#include "problem/compile_mode.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -123,6 +124,7 @@ GradientProblem validate(const BackwardProblem& problem, std::string_view where)
     checks.refuse(fmt::format("q is {}; expected f32, f16 or bf16: codes have no gradients",
                               name(problem.forward.q.dtype)));
   }
+  refuse_stages(checks, problem.forward, "gradients");
   Problem forward = problem.forward;
   forward.wants_lse = true;
   forward.wants_row_max = false;

@@ -226,6 +226,8 @@ Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, 
           .compute_dtype = args.compute_dtype,
           .cpu_target = args.cpu_target,
           .sm_margin = args.sm_margin,
+          // Graphs capture what decodes, and keep what they have captured.
+          .compile_mode = CompileMode::complete,
           .num_threads = num_threads};
 }
 

@@ -11,6 +11,7 @@
 
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
+#include "problem/compile_mode.hpp"
 #include "problem/quant.hpp"
 #include "problem/tensor_checks.hpp"
 
@@ -112,6 +113,7 @@ class Checker {
 TangentProblem validate(const JvpProblem& problem, std::string_view where) {
   const TensorChecks checks(where);
   refuse_quantization(checks, problem.forward.quant, "tangents");
+  refuse_stages(checks, problem.forward, "tangents");
   if (problem.forward.wants_row_max)
     checks.refuse("row_max is given; expected none, it has no tangent");
   TangentProblem result{.forward = validate(problem.forward, where), .posed = problem};

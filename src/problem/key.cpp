@@ -105,6 +105,7 @@ expr::Digest problem_key(const Problem& p) {
             static_cast<std::uint64_t>(p.has_dropout_places) << 5U |
             static_cast<std::uint64_t>(p.compute_dtype) << 8U |
             static_cast<std::uint64_t>(p.cpu_target) << 16U |
+            static_cast<std::uint64_t>(p.compile_mode) << 24U |
             static_cast<std::uint64_t>(p.num_threads) << 32U);
   mixer.add(static_cast<std::uint64_t>(p.sm_margin));
   if (p.quant != Quantization{}) mixer.add(p.quant);

@@ -345,6 +345,7 @@ std::string describe(const ForwardProblem& f) {
   if (p.wants_lse) text += ", lse";
   if (p.wants_row_max) text += ", row_max";
   if (p.sm_margin > 0) text += fmt::format(", sm_margin {}", p.sm_margin);
+  if (p.compile_mode == CompileMode::staged) text += ", compiled in stages";
   return text;
 }
 

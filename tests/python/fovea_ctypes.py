@@ -79,7 +79,8 @@ class ForwardArgs(ctypes.Structure):
 
 class PlanOptions(ctypes.Structure):
     _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("max_seqlen_q", c_int64),
-                ("max_seqlen_kv", c_int64), ("num_threads", c_int32), ("reserved_1", c_uint32)]
+                ("max_seqlen_kv", c_int64), ("num_threads", c_int32), ("reserved_1", c_uint32),
+                ("compile_mode", c_int32), ("reserved_2", c_uint32)]
 
 
 class BackwardArgs(ctypes.Structure):

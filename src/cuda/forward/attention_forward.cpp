@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "cuda/forward/kernels.hpp"
+#include "cuda/forward/staged.hpp"
 
 namespace fovea::cuda {
 
@@ -35,7 +36,7 @@ const ForwardPlan& plan_that_reads(const ForwardProblem& problem, const ForwardP
 void enqueue_part(const ForwardProblem& problem, const ForwardPlan& plan,
                   const AttentionForward& args, void* workspace, void* stream,
                   const GrownCache* cache) {
-  const ForwardPlan& taken = plan_that_reads(problem, plan, args, cache);
+  const ForwardPlan& taken = plan_that_reads(problem, current_stage(plan), args, cache);
   candidate_named(taken.candidate).launch(problem, taken, args, workspace, stream, cache);
 }
 

@@ -40,6 +40,10 @@ struct ForwardPlan : KernelPlan {
 
   class Unaligned;  // for calls whose tensors the candidate does not read; null where it reads all
   std::shared_ptr<Unaligned> unaligned;
+
+  /// The table's choice, where it is compiled while this plan runs calls by a kernel that compiles sooner: staged.hpp.
+  struct Later;
+  std::shared_ptr<const Later> later;
 };
 
 struct ForwardPlan::FewQueries {

@@ -19,6 +19,7 @@
 #include "cuda/forward/sm100.hpp"
 #include "cuda/forward/sm100_fp4.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
+#include "cuda/forward/staged.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "cuda/kernel_unit.hpp"
 #include "expr/print_cuda.hpp"
@@ -281,13 +282,18 @@ ForwardPlan plan_in_parts(const ForwardProblem& problem, const MakePlan& make) {
 
 ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
   return plan_in_parts(problem, [&](const ForwardProblem& part) {
-    return ForwardLadder::try_plan_on(part, device);
+    ForwardPlan plan = ForwardLadder::try_plan_on(part, device);
+    if (has_stages(part)) tell_stages(part, plan);
+    return plan;
   });
 }
 
 ForwardPlan plan_forward(const ForwardProblem& problem, Device device) {
-  return plan_in_parts(
-      problem, [&](const ForwardProblem& part) { return ForwardLadder::plan_on(part, device); });
+  return plan_in_parts(problem, [&](const ForwardProblem& part) {
+    if (!has_stages(part)) return ForwardLadder::plan_on(part, device);
+    return load_in_stages(jit::process_loader_with_background(), driver::process_context(device),
+                          part, ForwardLadder::choose_on(part, device));
+  });
 }
 
 ForwardPlan choose_in_parts(const ForwardProblem& problem, const DeviceTraits& device) {

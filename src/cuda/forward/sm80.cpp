@@ -70,6 +70,9 @@ std::span<const Tile> whole_tiles(std::span<const Tile> tiles, const TeamSpec& s
 // 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
 constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
 
+// Both products unrolled over 32 keys; half as many take a tenth less to compile.
+constexpr Tile kQuickTile{64, 32, 2};
+
 // Turing has 64 KB of shared memory, and copies wait in registers. Heads up to 64 leave room for two CTAs.
 // Of wider ones the rows of eight warps share each kv tile, few rows and the widest heads have what fits.
 constexpr Tile kSlimTuringTile{64, 64, 1};
@@ -195,6 +198,14 @@ std::vector<TeamSpec> Sm80Forward::with_other_tiles(const TeamSpec& chosen, cons
     add_tiles(kWideTiles, false);
   }
   return specs;
+}
+
+std::optional<TeamSpec> Sm80Forward::quickest(const ForwardProblem& f, const DeviceTraits& device) {
+  if (refuses(f, device) || device.instructions() == Instructions::sm75) return std::nullopt;
+  TeamSpec spec = with_tile(choose(f, device), kQuickTile, device);
+  spec.is_split = false;
+  spec.heads_per_tile = packed_heads(f, spec.tile_q);
+  return spec.ctas_per_sm > 0 ? std::optional(spec) : std::nullopt;
 }
 
 std::size_t Sm80Forward::shared_bytes(const TeamSpec& spec) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <ctime>
 #include <string_view>
@@ -34,6 +35,15 @@ class Program {
   ~Program() { api_.destroy_program(&program_); }
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
+
+  /// Has a compilation end early once `is_stopped`, where the compiler can.
+  void end_once(std::atomic<bool>& is_stopped) {
+    if (api_.set_flow_callback == nullptr) return;
+    const auto ask = [](void* flag, void*) {
+      return static_cast<const std::atomic<bool>*>(flag)->load() ? 1 : 0;
+    };
+    check(api_.set_flow_callback(program_, ask, &is_stopped), "asking to be asked");
+  }
 
   int compile(const std::vector<std::string>& options) {
     std::vector<const char*> pointers;
@@ -252,9 +262,12 @@ std::string Compiler::why_not(Architecture architecture) {
 Cubin Compiler::compile(const KernelText& text, Architecture architecture) {
   const CompilerApi& api = library().api();
   if (const std::string why = why_not(architecture); !why.empty()) throw Unsupported(why);
+  if (is_stopped_)
+    throw CompileError(fmt::format("kernel {} is not compiled: the process ends", text.label));
   ++num_compiles_;
   const std::int64_t start_ms = thread_cpu_ms();
   Program program(api, text.unit, device_text_.files);
+  program.end_once(is_stopped_);
   const int result = program.compile(compile_options(architecture));
   const std::string log = program.log();
   if (result != 0) {

@@ -26,6 +26,9 @@ class Compiler {
   /// does not know the architecture. Thread safe.
   Cubin compile(const KernelText& text, Architecture architecture);
 
+  /// For a process that ends: compilations under way fail as soon as the compiler asks, and all that follow.
+  void stop() { is_stopped_ = true; }
+
   /// The compiler, opened now.
   const CompilerLibrary& library();
   /// "NVRTC", "hipRTC".
@@ -50,6 +53,7 @@ class Compiler {
   CompilerSearch search_;
   DeviceText device_text_;
   std::atomic<std::int64_t> num_compiles_ = 0;
+  std::atomic<bool> is_stopped_ = false;
   std::once_flag search_once_, open_once_, version_once_;
   std::optional<std::string> file_;
   std::unique_ptr<CompilerLibrary> library_;

@@ -139,6 +139,10 @@ const char* fill(CompilerApi& api, void* library, CompilerKind kind) {
   }
   FOVEA_COMPILER_FUNCTIONS(FOVEA_COMPILER_FIND)
 #undef FOVEA_COMPILER_FIND
+  if (kind == CompilerKind::nvrtc) {
+    api.set_flow_callback =
+        reinterpret_cast<decltype(api.set_flow_callback)>(dlsym(library, "nvrtcSetFlowCallback"));
+  }
   return nullptr;
 }
 

@@ -50,6 +50,9 @@ struct CompilerApi {
   result(*member) arguments = nullptr;
   FOVEA_COMPILER_FUNCTIONS(FOVEA_COMPILER_MEMBER)
 #undef FOVEA_COMPILER_MEMBER
+  /// Has `callback` asked, with `payload` and null, at points of a compilation, which ends early once it returns 1.
+  /// Null where the compiler has no such function: hipRTC, and older NVRTCs.
+  int (*set_flow_callback)(Program program, int (*callback)(void*, void*), void* payload) = nullptr;
 };
 
 /// Where a compiler may be, best first.

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "fovea/error.hpp"
 
@@ -75,7 +76,8 @@ Loader::Loader(LoaderOptions options)
       pack_(open_pack(options.pack, why_no_pack_)),
       max_unused_(options.max_unused),
       max_unused_bytes_(options.max_unused_bytes),
-      max_compiled_at_once_(options.max_compiled_at_once) {}
+      max_compiled_at_once_(options.max_compiled_at_once),
+      background_(options.max_in_background) {}
 
 const std::string& Loader::compiler_version(Architecture architecture) {
   Tool& tool = tool_of(architecture);
@@ -120,6 +122,19 @@ std::string Loader::describe(KernelSource source, Architecture architecture) {
   }
   return fmt::format("{} {}", tool_of(architecture).compiler.name(),
                      compiler_version(architecture));
+}
+
+bool Loader::is_in_memory(const KernelText& text, const driver::DeviceContext& context) {
+  const Place place{context.handle(), request(text, architecture_of(context.info())).key};
+  const std::lock_guard lock(mutex_);
+  const auto found = slots_.find(place);
+  return found != slots_.end() && found->second.is_loaded;
+}
+
+void Loader::stop() {
+  nvrtc_.compiler.stop();
+  hiprtc_.compiler.stop();
+  background_.stop();
 }
 
 Loader::Request Loader::request(const KernelText& text, Architecture architecture) {
@@ -308,6 +323,16 @@ Loader& process_loader() {
   // Never destroyed, as the process's driver is not.
   static Loader* const loader = new Loader(process_loader_options());
   return *loader;
+}
+
+Loader& process_loader_with_background() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Opened before, so that what it has for the end of the process comes after ours.
+    process_loader().compiler().library();
+    std::atexit([] { process_loader().stop(); });
+  });
+  return process_loader();
 }
 
 LoaderOptions process_loader_options() {

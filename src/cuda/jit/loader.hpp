@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cuda/driver/module.hpp"
+#include "cuda/jit/background.hpp"
 #include "cuda/jit/compiler.hpp"
 #include "cuda/jit/disk_cache.hpp"
 #include "cuda/jit/kernel_pack.hpp"
@@ -57,6 +58,8 @@ struct LoaderOptions {
   std::int64_t max_unused_bytes = std::int64_t{64} << 20U;
   // Kernels of one plan. Not default_num_threads(): launchers of many ranks set OMP_NUM_THREADS to 1.
   unsigned max_compiled_at_once = std::thread::hardware_concurrency();
+  // Plans whose kernels are compiled while others run their calls: half of the cores are left to these.
+  unsigned max_in_background = std::thread::hardware_concurrency() / 2;
 };
 
 /// Keeps what it has loaded while a plan has it or a graph may launch it, and some more. Thread safe: of threads that
@@ -64,6 +67,9 @@ struct LoaderOptions {
 class Loader {
  public:
   explicit Loader(LoaderOptions options = {});
+  ~Loader() { stop(); }
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
 
   /// The kernel on this device. Throws CompileError, DeviceError, or Unsupported where neither pack nor
   /// disk holds it and there is no compiler.
@@ -78,6 +84,15 @@ class Loader {
   /// What `load` would do, or why it would throw Unsupported. Compiles nothing, and opens one only for what neither
   /// pack nor disk holds.
   Availability look_for(const KernelText& text, Architecture architecture);
+
+  /// Has it been loaded into this device?
+  bool is_in_memory(const KernelText& text, const driver::DeviceContext& context);
+
+  /// Runs a job beside the process's calls, which loads kernels that nobody waits for. Throws nothing.
+  void start_in_background(Background::Job job) { background_.start(std::move(job)); }
+
+  /// Ends what was started so: compilations under way fail, others are not begun.
+  void stop();
 
   /// Of a kernel for this architecture, for people: "kernel pack fovea.pack", "disk cache", "NVRTC 13.0.88".
   std::string describe(KernelSource source, Architecture architecture);
@@ -172,6 +187,7 @@ class Loader {
   Slots slots_;
   std::int64_t num_asked_ = 0;
   std::atomic<std::int64_t> from_memory_ = 0, from_pack_ = 0, from_disk_ = 0, compiled_ = 0;
+  Background background_;
 };
 
 /// The digest of all that shapes a cubin but the compiler's version: unit, headers, options,
@@ -183,6 +199,9 @@ Architecture architecture_of(const driver::DeviceInfo& info);
 
 /// The loader of calls that name no other; made at the first call.
 Loader& process_loader();
+/// The same, whose background ends before the process does: whoever runs at its exit would find the compiler's own
+/// memory gone. A compilation under way is waited for until the compiler asks whether to go on, a second or two.
+Loader& process_loader_with_background();
 /// What it is made with on this machine.
 LoaderOptions process_loader_options();
 

@@ -86,6 +86,7 @@ TEST(SizedStruct, FieldsLieWhereCallersOfTheFirstHeaderHaveThem) {
   FOVEA_EXPECT_LAYOUT(fovea_attention_decode_args, k_scale, 160U, v_scale, 176U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, score_program, 304U, dropout_offset, 408U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_forward_args, quant, 408U, dropout_places, 448U);
+  FOVEA_EXPECT_LAYOUT(fovea_plan_options, compile_mode, 40U, reserved_2, 48U);
   FOVEA_EXPECT_LAYOUT(fovea_attention_jvp_args, workspace, 88U, workspace_bytes, 104U);
   FOVEA_EXPECT_LAYOUT(fovea_block_map_args, forward, 16U, q_head, 64U);
   FOVEA_EXPECT_LAYOUT(fovea_tile_lists_args, indptr, 16U, table, 40U);
@@ -114,8 +115,8 @@ struct NextPlanOptions {
   std::uint32_t reserved_1;
   std::int32_t added;
 };
-static_assert(sizeof(FirstPlanOptions) == sizeof(fovea_plan_options));
-static_assert(offsetof(NextPlanOptions, added) == sizeof(fovea_plan_options));
+static_assert(sizeof(FirstPlanOptions) == offsetof(fovea_plan_options, compile_mode));
+static_assert(offsetof(NextPlanOptions, added) == sizeof(FirstPlanOptions));
 
 TEST(SizedStruct, PaddingOfACallerOfTheFirstHeaderIsNoField) {
   FirstPlanOptions given;
@@ -145,7 +146,7 @@ TEST(SizedStruct, SizesThatNoHeaderHadAreRefused) {
 TEST(SizedStruct, ForgottenSizesAndVersionsAreRefused) {
   fovea_plan_options given = options();
   given.struct_size = 0;
-  EXPECT_THAT(refusal(&given), HasSubstr("options: struct_size is 0; expected 40"));
+  EXPECT_THAT(refusal(&given), HasSubstr("options: struct_size is 0; expected 48"));
   given = options();
   given.version = 0;
   EXPECT_THAT(refusal(&given), HasSubstr("options: version is 0; expected 1"));

@@ -79,6 +79,7 @@ TEST(ProblemKey, EveryFieldChangesTheKey) {
       {"compute_dtype f32", [](Problem& p) { p.compute_dtype = ComputeDtype::f32; }},
       {"compute_dtype bf16", [](Problem& p) { p.compute_dtype = ComputeDtype::bf16; }},
       {"cpu_target", [](Problem& p) { p.cpu_target = CpuTarget::scalar; }},
+      {"compile_mode", [](Problem& p) { p.compile_mode = CompileMode::staged; }},
       {"is_deterministic", [](Problem& p) { p.is_deterministic = false; }},
       {"num_threads", [](Problem& p) { p.num_threads = 1; }},
   };

@@ -17,6 +17,7 @@ namespace {
 FakeNvrtcState state;
 std::mutex mutex;
 std::condition_variable changed;
+std::string held;  // words of texts whose compilations wait; empty: none does
 
 /// Until as many are under way at once as the test expects, or for so long that they never will be.
 void meet() {
@@ -31,17 +32,42 @@ void meet() {
 struct Program {
   std::string text;
   bool has_headers = false;  // the unit that asks for the compiler's version has none
+  int (*callback)(void*, void*) = nullptr;
+  void* payload = nullptr;
+
+  bool is_cancelled() const { return callback != nullptr && callback(payload, nullptr) == 1; }
 };
+
+/// False where its caller wants no end of it.
+bool wait_while_held(const Program& program) {
+  std::unique_lock lock(mutex);
+  while (!held.empty() && program.text.find(held) != std::string::npos) {
+    if (program.is_cancelled()) return false;
+    changed.wait_for(lock, std::chrono::milliseconds(1));
+  }
+  return true;
+}
 
 }  // namespace
 
 #define FAKE(result, name, ...) \
   extern "C" __attribute__((visibility("default"))) result name(__VA_ARGS__)
 
-constexpr int kSuccess = 0, kCompilationError = 6;
+constexpr int kSuccess = 0, kCompilationError = 6, kCancelled = 16;
 
 FAKE(FakeNvrtcState*, fake_nvrtc_state) { return &state; }
 
+FAKE(void, fake_nvrtc_hold, const char* words) {
+  const std::lock_guard lock(mutex);
+  held = words == nullptr ? "" : words;
+  changed.notify_all();
+}
+
+FAKE(int, nvrtcSetFlowCallback, Program* program, int (*callback)(void*, void*), void* payload) {
+  program->callback = callback;
+  program->payload = payload;
+  return kSuccess;
+}
 FAKE(int, nvrtcVersion, int* major, int* minor) {
   *major = 13, *minor = 0;
   return kSuccess;
@@ -58,7 +84,7 @@ FAKE(int, nvrtcGetSupportedArchs, int* numbers) {
 }
 FAKE(int, nvrtcCreateProgram, Program** program, const char* text, const char*, int num_headers,
      const char* const*, const char* const*) {
-  *program = new Program{text, num_headers > 0};
+  *program = new Program{.text = text, .has_headers = num_headers > 0};
   return kSuccess;
 }
 FAKE(int, nvrtcDestroyProgram, Program** program) {
@@ -67,6 +93,7 @@ FAKE(int, nvrtcDestroyProgram, Program** program) {
 }
 FAKE(int, nvrtcCompileProgram, Program* program, int, const char* const*) {
   if (program->has_headers) meet();
+  if (!wait_while_held(*program)) return kCancelled;
   return program->text.find("#error") == std::string::npos ? kSuccess : kCompilationError;
 }
 

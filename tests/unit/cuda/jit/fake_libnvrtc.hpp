@@ -9,4 +9,8 @@ struct FakeNvrtcState {
   int num_under_way = 0, most_at_once = 0;
 };
 
+/// Compilations of texts that have these words wait until a release, or until whoever asked for them wants an end.
+/// Null: none waits.
+using FakeNvrtcHold = void (*)(const char* words);
+
 }  // namespace fovea::cuda::jit
