@@ -42,10 +42,13 @@ void Background::work() {
 
 void Background::stop() {
   if (is_forked()) return;  // the lock may be held by a thread that is not here
-  std::deque<Job> dropped;  // outlives the lock
   std::unique_lock lock(mutex_);
   is_stopping_ = true;
-  dropped.swap(waiting_);
+  std::deque<Job> dropped = std::move(waiting_);
+  waiting_.clear();
+  lock.unlock();
+  dropped.clear();  // now: others may wait for what they promise
+  lock.lock();
   is_idle_.wait(lock, [this] { return num_threads_ == 0; });
 }
 

@@ -305,6 +305,21 @@ def test_a_plan_serves_every_length_up_to_its_bounds() -> None:
         plan.run(*qkv(seqlen_kv=129))
 
 
+@pytest.mark.parametrize("mode", ("auto", "complete", "staged"))
+def test_a_plan_of_the_cpu_is_final_whatever_is_compiled_elsewhere(mode: str) -> None:
+    arrays = qkv()
+    plan = fovea.plan(*arrays, compile=mode)
+    assert plan.is_final
+    plan.wait()
+    np.testing.assert_array_equal(plan.run(*arrays), fovea.attention(*arrays))
+
+
+def test_other_words_for_when_a_plan_is_ready_are_refused() -> None:
+    for function in (fovea.plan, fovea.explain):
+        with pytest.raises(fovea.InvalidArgument, match=f"{function.__name__}: compile is 'later'; expected one of"):
+            function(*qkv(), compile="later")
+
+
 def test_a_plan_is_made_of_shapes_alone() -> None:
     arrays = qkv()
     specs = [fovea.TensorSpec(array.shape) for array in arrays]

@@ -517,6 +517,29 @@ TEST(CPlan, NeedsNoDataToBeMade) {
   EXPECT_EQ(OwnedPlan(call.args).outcome.message, "");
 }
 
+TEST(CPlan, SaysWhetherItIsFinal) {
+  SmallCall call;
+  fovea_plan_options options{};
+  options.struct_size = sizeof(options);
+  options.version = FOVEA_ABI_VERSION;
+  for (const int mode : {FOVEA_COMPILE_AUTOMATIC, FOVEA_COMPILE_COMPLETE, FOVEA_COMPILE_STAGED}) {
+    options.compile_mode = mode;
+    const OwnedPlan owned(call.args, &options);
+    ASSERT_EQ(owned.outcome.message, "");
+    int32_t is_final = -1;
+    EXPECT_EQ(outcome_of(fovea_plan_is_final, owned.plan, &is_final).message, "");
+    EXPECT_EQ(is_final, 1) << "nothing is compiled for a cpu";
+    EXPECT_EQ(outcome_of(fovea_plan_wait, owned.plan).message, "");
+  }
+  options.compile_mode = 3;
+  EXPECT_EQ(OwnedPlan(call.args, &options).outcome.message,
+            "fovea_plan_create: options: compile_mode is 3; expected a fovea_compile_mode, 0 to 2");
+  fovea_plan* const none = nullptr;
+  int32_t is_final = -1;
+  EXPECT_EQ(outcome_of(fovea_plan_is_final, none, &is_final).kind, FOVEA_INVALID_ARGUMENT);
+  EXPECT_EQ(outcome_of(fovea_plan_wait, none).kind, FOVEA_INVALID_ARGUMENT);
+}
+
 TEST(CPlan, BoundsServeShorterLengthsAndRefuseLongerOnes) {
   SmallCall call;
   fovea_plan_options options{};

@@ -34,6 +34,15 @@ TEST(BackwardProblem, EachGradientMayBeLeftOut) {
   EXPECT_EQ(refusal_with([](auto& p) { p.dk.dtype = Dtype::bf16; }), "(not refused)");
 }
 
+TEST(BackwardProblem, StagesAreRefusedByName) {
+  EXPECT_EQ(refusal_with([](auto& p) { p.forward.compile_mode = CompileMode::complete; }),
+            "(not refused)");
+  EXPECT_EQ(
+      refusal_with([](auto& p) { p.forward.compile_mode = CompileMode::staged; }),
+      "plan: compile_mode is staged; expected auto or complete: gradients have no kernel that "
+      "compiles sooner than another");
+}
+
 TEST(BackwardProblem, LseIsImpliedAndRowMaxIsNot) {
   BackwardProblem problem = dense_gradients();
   problem.forward.wants_row_max = true;
