@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "cuda/forward/choices.hpp"
+#include "cuda/forward/sm80.hpp"
 #include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_short.hpp"
@@ -91,6 +92,23 @@ std::vector<Case> sm80_choice_cases() {
           several_tiles("choice_sm80_wide_rows", 64, 150), few_rows("choice_sm80_not_split", 64)};
 }
 
+std::vector<Case> quickest_cases() {
+  Case wide = started("quickest_wide", 200);  // O of 256 columns, of which some do not exist
+  wide.seqlen_q = 70;
+  wide.seqlen_kv = 37;
+  wide.has_infinite_values = true;
+  Case packed = started("quickest_packed", 40);
+  packed.sequences = {{70, 101}, {3, 40}, {1, 0}};
+  packed.num_heads_q = 4;
+  packed.num_heads_kv = 2;
+  packed.dtype = Dtype::f16;
+  packed.out_dtype = Dtype::f32;
+  packed.score = parse_score_mod("score + 0.5 * tanh(score)");
+  packed.dropout = kSomeDropped;
+  return {several_tiles("quickest_causal", 64, 150), few_rows("quickest_few_rows", 64), packed,
+          wide};
+}
+
 std::vector<Case> hopper_choice_cases() {
   return {several_tiles("choice_hopper_long_tile", 64, 640),
           several_tiles("choice_hopper_three_stages", 64, 500),
@@ -126,6 +144,11 @@ cuda::Sm90DecodeSpec decode_of_label(const std::string& label, const ForwardProb
 
 cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& problem,
                           const cuda::DeviceTraits& device) {
+  if (label.starts_with("quickest_")) {
+    const auto spec = cuda::Sm80Forward::quickest(problem, device);
+    if (!spec) throw std::logic_error(label + ": no kernel is quick");
+    return plan_choice(problem, device, {&cuda::candidate_named(cuda::Sm80Forward::kName), *spec});
+  }
   // On Hopper most cases are short; those that do not say so are of the kernels for long ones.
   constexpr std::string_view kShort = cuda::Sm80ForwardShort::kName;
   constexpr std::string_view kHopperShort = cuda::Sm90ForwardShort::kName;

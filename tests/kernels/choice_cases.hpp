@@ -13,6 +13,8 @@ namespace fovea::testing {
 std::vector<Case> sm80_choice_cases();
 std::vector<Case> hopper_choice_cases();
 std::vector<Case> decode_choice_cases();
+/// By the tile of plans in stages, before another kernel is compiled. Labels begin with "quickest_".
+std::vector<Case> quickest_cases();
 
 /// The plan of a labelled problem: by the choice that its label names, else by the table; by the kernels for short
 /// sequences only where it begins with "short_" or "wgmma_short_".

@@ -187,6 +187,7 @@ std::vector<Case> kernel_cases() {
   std::ranges::move(wide_heads(), std::back_inserter(cases));
   std::ranges::move(infinite_values(), std::back_inserter(cases));
   std::ranges::move(sm80_choice_cases(), std::back_inserter(cases));
+  std::ranges::move(quickest_cases(), std::back_inserter(cases));
   return cases;
 }
 

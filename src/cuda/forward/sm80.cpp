@@ -70,8 +70,8 @@ std::span<const Tile> whole_tiles(std::span<const Tile> tiles, const TeamSpec& s
 // 16 rows a warp, for head_dim_v above 128. One stage, so that two CTAs fit an SM.
 constexpr std::array kWideTiles = {Tile{64, 64, 1}, Tile{64, 32, 2}, Tile{64, 32, 1}};
 
-// Both products unrolled over 32 keys; half as many take a tenth less to compile.
-constexpr Tile kQuickTile{64, 32, 2};
+// Few scores of a thread, each with the programs around it: of all that is unrolled, the least.
+constexpr Tile kQuickTile{64, 16, 2};
 
 // Turing has 64 KB of shared memory, and copies wait in registers. Heads up to 64 leave room for two CTAs.
 // Of wider ones the rows of eight warps share each kv tile, few rows and the widest heads have what fits.

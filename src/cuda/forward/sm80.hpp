@@ -45,7 +45,7 @@ struct Sm80Forward {
                              const DeviceTraits& device);
   static std::vector<Spec> with_other_tiles(const Spec& chosen, const ForwardProblem& problem,
                                             const DeviceTraits& device);
-  /// One whose text is short, for calls while another is compiled: 0.4 to 0.5 s of a core that takes 2 to 4 for
+  /// One whose text is short, for calls while another is compiled: 0.35 to 0.45 s of a core that takes 2 to 4 for
   /// Hopper's. Its splits are whole sequences, which need no other kernel. Empty where none fits.
   static std::optional<Spec> quickest(const ForwardProblem& problem, const DeviceTraits& device);
   static constexpr decltype(Candidate::reads) kReads = nullptr;

@@ -17,13 +17,13 @@ struct ForwardPlan::Later {
   std::shared_future<std::shared_ptr<const ForwardPlan>> plan;
 };
 
-/// Does the caller want stages, by the problem or by FOVEA_COMPILE? Throws InvalidArgument where the variable is none of
-/// its words.
+/// Does the caller want stages, by the problem or by FOVEA_COMPILE? Throws InvalidArgument where the variable is no
+/// word of these.
 bool has_stages(const ForwardProblem& problem);
 
-/// Loads `plan` into the device, or where that would compile and another kernel is ready sooner: that one, and `plan` in
-/// the loader's background. The workspace is that of the greater. Throws what loading the first stage throws; what the
-/// second throws is told to who asks for it.
+/// Loads `plan` into the device, or where that would compile and another kernel is ready sooner: that one, and `plan`
+/// in the loader's background. The workspace is that of the greater. Throws what loading the first stage throws; what
+/// the second throws is told to who asks for it.
 ForwardPlan load_in_stages(jit::Loader& loader, const driver::DeviceContext& context,
                            const ForwardProblem& problem, ForwardPlan plan);
 
