@@ -81,6 +81,14 @@ void take_architecture(const std::string& architecture, AttentionOptions& option
   options.device = is_amd ? Device::rocm() : Device::cuda();
 }
 
+/// Refused where it would say nothing.
+void refuse_compile_mode(const AttentionOptions& options, const std::string& architecture) {
+  if (!architecture.empty())
+    bad_input(
+        "--compile: beside --arch; expected one of them: who compiles is known where the GPU is");
+  if (!options.is_on_gpu()) bad_input("--compile: is for GPUs; expected none with --device cpu");
+}
+
 }  // namespace
 
 int run_explain(const std::vector<std::string>& words) {
@@ -121,6 +129,7 @@ int run_explain(const std::vector<std::string>& words) {
 
   take_architecture(architecture, options);
   refuse_options_of_other_devices(options);
+  if (compile_mode != CompileMode::automatic) refuse_compile_mode(options, architecture);
   OutputFiles files;
   const Inputs inputs = inputs_of(options, files);
   AttentionForward args = make_call(options, inputs);

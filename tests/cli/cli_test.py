@@ -1074,6 +1074,21 @@ class Kernels(CommandTest):
         self.expect(other, 3)
         self.assertIn("no kernel compiler", other.stdout)
 
+    def test_explain_says_how_kernels_are_compiled_where_that_says_something(self):
+        words = ("explain", "--seqlen-q", "4096", "--head-dim", "128", "--dtype", "bf16", "--compile")
+        self.expect(self.run_with(*words, "later"), 2, "--compile: 'later'; expected auto, complete or staged")
+        self.expect(self.run_with(*words, "staged"), 2, "--compile: is for GPUs; expected none with --device cpu")
+        self.expect(self.run_with(*words, "staged", "--arch", "sm_90a"), 2, "--compile: beside --arch")
+        if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+            self.skipTest("needs the fake driver")
+        (self.folder / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+        places = {"LD_LIBRARY_PATH": str(self.folder), "FOVEA_NVRTC": os.environ["FOVEA_FAKE_LIBNVRTC"]}
+        told = self.run_with(*words, "staged", "--device", "cuda", **places)
+        self.expect(told, 0)
+        self.assertIn("cuda/sm80/attention_forward runs the calls until it has", told.stdout)
+        self.assertIn("compiled in stages", told.stdout)
+        self.expect(self.run_with(*words, "staged", "--device", "cuda", "--backward", **places), 2, "gradients have no kernel")
+
     def test_second_pack_compiles_nothing(self):
         self.need_compiler()
         first = json.loads(self.pack("--json").stdout)

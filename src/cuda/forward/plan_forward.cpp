@@ -291,8 +291,8 @@ ForwardPlan try_plan_forward(const ForwardProblem& problem, Device device) {
 ForwardPlan plan_forward(const ForwardProblem& problem, Device device) {
   return plan_in_parts(problem, [&](const ForwardProblem& part) {
     if (!has_stages(part)) return ForwardLadder::plan_on(part, device);
-    return load_in_stages(jit::process_loader_with_background(), driver::process_context(device),
-                          part, ForwardLadder::choose_on(part, device));
+    return load_in_stages(jit::process_loader(), driver::process_context(device), part,
+                          ForwardLadder::choose_on(part, device));
   });
 }
 

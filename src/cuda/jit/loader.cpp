@@ -77,6 +77,7 @@ Loader::Loader(LoaderOptions options)
       max_unused_(options.max_unused),
       max_unused_bytes_(options.max_unused_bytes),
       max_compiled_at_once_(options.max_compiled_at_once),
+      at_first_background_(options.at_first_background),
       background_(options.max_in_background) {}
 
 const std::string& Loader::compiler_version(Architecture architecture) {
@@ -129,6 +130,15 @@ bool Loader::is_in_memory(const KernelText& text, const driver::DeviceContext& c
   const std::lock_guard lock(mutex_);
   const auto found = slots_.find(place);
   return found != slots_.end() && found->second.is_loaded;
+}
+
+void Loader::start_in_background(Background::Job job) {
+  std::call_once(background_once_, [this] {
+    if (at_first_background_ == nullptr) return;
+    compiler().library();  // opened
+    at_first_background_();
+  });
+  background_.start(std::move(job));
 }
 
 void Loader::stop() {
@@ -321,18 +331,13 @@ Architecture architecture_of(const driver::DeviceInfo& info) {
 
 Loader& process_loader() {
   // Never destroyed, as the process's driver is not.
-  static Loader* const loader = new Loader(process_loader_options());
+  static Loader* const loader = [] {
+    LoaderOptions options = process_loader_options();
+    // Registered once the compiler is open: what it has for the end of the process comes after this.
+    options.at_first_background = [] { std::atexit([] { process_loader().stop(); }); };
+    return new Loader(std::move(options));
+  }();
   return *loader;
-}
-
-Loader& process_loader_with_background() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    // Opened before, so that what it has for the end of the process comes after ours.
-    process_loader().compiler().library();
-    std::atexit([] { process_loader().stop(); });
-  });
-  return process_loader();
 }
 
 LoaderOptions process_loader_options() {

@@ -60,6 +60,8 @@ struct LoaderOptions {
   unsigned max_compiled_at_once = std::thread::hardware_concurrency();
   // Plans whose kernels are compiled while others run their calls: half of the cores are left to these.
   unsigned max_in_background = std::thread::hardware_concurrency() / 2;
+  void (*at_first_background)() =
+      nullptr;  // called when the compiler is open and nothing compiles there yet
 };
 
 /// Keeps what it has loaded while a plan has it or a graph may launch it, and some more. Thread safe: of threads that
@@ -89,7 +91,7 @@ class Loader {
   bool is_in_memory(const KernelText& text, const driver::DeviceContext& context);
 
   /// Runs a job beside the process's calls, which loads kernels that nobody waits for. Throws nothing.
-  void start_in_background(Background::Job job) { background_.start(std::move(job)); }
+  void start_in_background(Background::Job job);
 
   /// Ends what was started so: compilations under way fail, others are not begun.
   void stop();
@@ -187,6 +189,8 @@ class Loader {
   Slots slots_;
   std::int64_t num_asked_ = 0;
   std::atomic<std::int64_t> from_memory_ = 0, from_pack_ = 0, from_disk_ = 0, compiled_ = 0;
+  void (*const at_first_background_)();
+  std::once_flag background_once_;
   Background background_;
 };
 
@@ -197,11 +201,10 @@ Sha256 text_key(const KernelText& text, const DeviceText& device_text, Architect
 /// The architecture that a device's kernels are compiled for.
 Architecture architecture_of(const driver::DeviceInfo& info);
 
-/// The loader of calls that name no other; made at the first call.
+/// The loader of calls that name no other; made at the first call. Its background ends with the process: whoever ran on
+/// would find the compiler's memory gone. A compilation under way is waited for until the compiler asks whether to go
+/// on, a second or two.
 Loader& process_loader();
-/// The same, whose background ends before the process does: whoever runs at its exit would find the compiler's own
-/// memory gone. A compilation under way is waited for until the compiler asks whether to go on, a second or two.
-Loader& process_loader_with_background();
 /// What it is made with on this machine.
 LoaderOptions process_loader_options();
 
