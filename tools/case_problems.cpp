@@ -68,6 +68,7 @@ CaseProblems problems_of_case(const Case& named, const Inputs& inputs, bool want
   Problem problem = fovea::problem_of(call);
   problem.wants_lse = wants_lse;
   if (named.page_size > 0 || named.is_cached) {
+    if (named.codes) problem.k.dtype = problem.v.dtype = *named.codes;
     return {{validate_decode_problem(problem,
                                      {.page_size = named.page_size,
                                       .has_aligned_rows = true,

@@ -51,6 +51,10 @@ class CaseReader {
 
   void check_cache() {
     const AttentionOptions& o = result_.options;
+    key_ = "codes";
+    if (result_.codes && result_.page_size == 0 && !result_.is_cached)
+      fail("stands beside no cache; expected page_size or cached");
+    if (result_.codes && result_.shared_prefix > 0) fail("stands beside shared_prefix");
     if (result_.page_size == 0 && result_.shared_prefix == 0 && !result_.is_cached) return;
     key_ = result_.page_size > 0       ? "page_size"
            : result_.shared_prefix > 0 ? "shared_prefix"
@@ -98,6 +102,13 @@ class CaseReader {
   bool boolean(const Json& value) const {
     if (!value.is_boolean()) fail("is not true or false");
     return value.get<bool>();
+  }
+
+  Dtype code(const Json& value) const {
+    const std::string named = string(value);
+    for (const Dtype dtype : {Dtype::i8, Dtype::e4m3})
+      if (named == name(dtype)) return dtype;
+    fail("is not i8 or e4m3");
   }
 
   Quantization recipe(const Json& value) const {
@@ -187,6 +198,7 @@ class CaseReader {
         {"window", [](CaseReader& r, const Json& v) { r.window(v); }},
         {"page_size", [](CaseReader& r, const Json& v) { r.result_.page_size = r.count(v); }},
         {"cached", [](CaseReader& r, const Json& v) { r.result_.is_cached = r.boolean(v); }},
+        {"codes", [](CaseReader& r, const Json& v) { r.result_.codes = r.code(v); }},
         {"shared_prefix",
          [](CaseReader& r, const Json& v) { r.result_.shared_prefix = r.count(v); }},
         {"documents", [](CaseReader& r, const Json& v) { r.result_.num_documents = r.count(v); }},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +23,7 @@ struct Case {
   std::int64_t page_size = 0;      // keys lie in pages of a cache; 0: in a tensor
   // Of fovea pack alone:
   bool is_cached = false;                           // keys lie in a contiguous cache
+  std::optional<Dtype> codes;                       // of a cache: keys and values are such codes
   std::int64_t shared_prefix = 0;                   // keys of a cache that all sequences begin with
   std::vector<std::int64_t> seqlens_q, seqlens_kv;  // packed sequences; empty: dense
 };

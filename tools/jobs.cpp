@@ -12,10 +12,12 @@ namespace fovea::tools {
 namespace {
 
 Job job_of_case(const Case& problem) {
-  if (problem.shared_prefix > 0 || problem.is_cached) {
+  if (problem.shared_prefix > 0 || problem.is_cached || problem.codes) {
     bad_input(fmt::format("case '{}' has {}, which fovea pack alone takes; expected none",
                           problem.name,
-                          problem.is_cached ? "a contiguous cache" : "a shared_prefix"));
+                          problem.codes       ? "a cache of codes"
+                          : problem.is_cached ? "a contiguous cache"
+                                              : "a shared_prefix"));
   }
   return {problem.name,      problem.why,
           problem.options,   [problem] { return make_inputs(problem); },

@@ -52,6 +52,12 @@ def cached():
             for batch in (1, 16):
                 yield "decode", {"batch": batch, "seqlen_q": 1, "seqlen_kv": 4096} | shape
             yield "chunk", {"seqlen_q": 512, "seqlen_kv": 4096} | shape
+    # Codes in place of elements: what may differ in between is the group. Sixteen long sequences are taken in groups of splits.
+    for codes, head_dim, group, pages in itertools.product(("i8", "e4m3"), (64, 128), (1, 4, 8), CACHES):
+        shape = {"num_heads_q": 8 * group, "num_heads_kv": 8, "head_dim": head_dim, "dtype": "bf16", "causal": "bottom_right", "codes": codes} | pages
+        for batch, seqlen_kv in ((1, 4096), (16, 4096), (16, 32768)):
+            yield "decode_codes", {"batch": batch, "seqlen_q": 1, "seqlen_kv": seqlen_kv} | shape
+        yield "chunk_codes", {"seqlen_q": 512, "seqlen_kv": 4096} | shape
     for dtype, pages, batch in itertools.product(("bf16", "f16"), CACHES, (1, 16)):
         shape = {"num_heads_q": 32, "head_dim": 96, "dtype": dtype, "causal": "bottom_right"} | pages
         yield "decode", {"batch": batch, "seqlen_q": 1, "seqlen_kv": 4096} | shape

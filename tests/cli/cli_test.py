@@ -866,6 +866,8 @@ def calls_of_models():
         "packed images": [packed | model for model in image],
         "steps of generation": [{"batch": batch, "seqlen_q": 1, "seqlen_kv": 7040} | model | causal | pages
                                 for model in text for batch in (1, 4, 64) for pages in ({"cached": True}, {"page_size": 16}, {"page_size": 64})],
+        "steps over caches of codes": [{"batch": batch, "seqlen_q": 1, "seqlen_kv": 7040, "codes": codes} | text[0] | causal | pages
+                                       for codes in ("i8", "e4m3") for batch in (1, 16) for pages in ({"cached": True}, {"page_size": 16}, {"page_size": 64})],
         "chunks of prompts": [{"batch": 1, "seqlen_q": 300, "seqlen_kv": 7040} | model | causal | pages
                               for model in (text[0], text[1], text[3]) for pages in ({"cached": True}, {"page_size": 64})],
         "windows, softcap, ALiBi": [{"batch": 2, "seqlen_q": 1, "seqlen_kv": 7040, "window": [127, 0], "sinks": True, "head_dim": 64, "num_heads_q": 64,
@@ -1049,6 +1051,17 @@ class Kernels(CommandTest):
         self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'prefix' has a shared_prefix, which fovea pack alone takes")
         (self.folder / "cases.json").write_text(json.dumps({"cases": [{"name": "steps", "why": "", "seqlen_q": 1, "cached": True}]}))
         self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'steps' has a contiguous cache, which fovea pack alone takes")
+
+    def test_pack_has_kernels_over_caches_of_codes(self):
+        self.need_compiler()
+        case = {"name": "step", "why": "", "seqlen_q": 1, "seqlen_kv": 4096, "num_heads_q": 1, "head_dim": 64, "dtype": "bf16", "cached": True}
+        for codes, kernel in (({}, "sm90/decode"), ({"codes": "i8"}, "sm90/decode_coded"), ({"codes": "e4m3"}, "sm90/decode_coded")):
+            (self.folder / "cases.json").write_text(json.dumps({"cases": [case | codes]}))
+            result = self.run_with("pack", "--cases", "cases.json", "--arch", "sm_90a", "--strict", "--json")
+            self.expect(result, 0)
+            labels = [each["kernel"].split(" ")[0] for each in json.loads(result.stdout)["kernels"]]
+            self.assertIn(kernel, labels)
+        self.expect(self.run_with("bench", "--cases", "cases.json"), 2, "case 'step' has a cache of codes, which fovea pack alone takes")
 
     def test_a_plan_of_gradients_finds_its_kernels_in_a_pack(self):
         """A step of training on a machine without a compiler: forward with lse, and gradients."""

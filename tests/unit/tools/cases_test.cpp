@@ -97,6 +97,14 @@ TEST(Cases, AFaultNamesTheCaseAndTheKey) {
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 1, "cached": true,
                                    "backward": true}]})"),
             "here: case 'x': cached stands beside backward: a cache has no gradients");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 1, "codes": "i8"}]})"),
+            "here: case 'x': codes stands beside no cache; expected page_size or cached");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 1, "cached": true,
+                                   "codes": "int4"}]})"),
+            "here: case 'x': codes is not i8 or e4m3");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 1, "cached": true,
+                                   "shared_prefix": 8, "codes": "i8"}]})"),
+            "here: case 'x': codes stands beside shared_prefix");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": -3}]})"),
             "here: case 'x': seqlen_q is not a count");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y"}]})"),
