@@ -3,9 +3,9 @@
 
 usage: gpu_coded_peers.py --library libfovea.so [--before libother.so] [--match REGEX] [--seconds 300] [--rounds 9] [--json FILE]
 
-gpu_decode_peers.py's problems of 8 to 128 sequences, and one, from 4,096 keys on, contiguous and in shuffled pages of 16. Codes and a scale of each row and head are made by PyTorch; scales of a head lie side by side, as fovea.kv_cache
-has them, or rows' do ("scales by rows"). Contenders are Fovea over bf16, int8 and e4m3, and the other library over codes. Outputs are compared with a formula in f32 over the numbers that codes stand for; what is
-reported as an error is against the numbers before they were rounded. Clocks, flushes and rounds are gpu_peers.py's; a bound is what a kernel makes that only reads as many bytes as codes are.
+gpu_decode_peers.py's problems of 8 to 128 sequences, and one, from 4,096 keys on, contiguous and in shuffled pages of 16, head_dim 128 and 64, causal or without a mask. Codes and a scale of each row and head are
+made by PyTorch; scales of a head lie side by side, as fovea.kv_cache has them, or rows' do ("scales by rows"). Contenders are Fovea over bf16, int8 and e4m3, and the other library over codes. Outputs are compared with
+a formula in f64 over the numbers that codes stand for; what is reported as an error is against the numbers before they were rounded, too. Clocks, flushes and rounds are gpu_peers.py's; a bound is what a kernel makes that only reads as many bytes as codes are.
 """
 
 import ctypes
@@ -14,6 +14,7 @@ import math
 import re
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 
@@ -23,16 +24,41 @@ from gpu_reader import reader_of
 
 CODES = {"int8": (torch.int8, 127.0), "e4m3": (torch.float8_e4m3fn, 448.0)}
 DIFFERENCE = 4e-3  # of the whole, of the kernel from its codes: outputs are rounded to bf16
-# batch, keys, rows, page size, scales by rows
-CASES = [(batch, keys, rows, page_size, False) for rows in (8, 16, 1) for page_size in (0, 16)
-         for batch, keys in ((8, 32768), (32, 8192), (8, 8192), (32, 32768), (128, 8192), (1, 32768), (1, 4096), (128, 1024))]
-CASES += [(8, 32768, 8, page_size, True) for page_size in (0, 16)]
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int
+    keys: int
+    rows: int = 8
+    page_size: int = 0
+    head_dim: int = HEAD_DIM
+    sees_all_keys: bool = False
+    group: int | None = None  # of heads; 8 of more rows than one
+    has_scales_by_rows: bool = False
+    has_heads_first: bool = False  # then rows of a head follow each other
+    appends: bool = False  # a token, in the same call
+
+    def problem(self):
+        features = {"append": self.appends, "heads first": self.has_heads_first, f"head_dim {self.head_dim}": self.head_dim != HEAD_DIM, "no mask": self.sees_all_keys, "scales by rows": self.has_scales_by_rows}
+        problem = Problem(f"{self.batch} x {self.keys} keys", [self.keys] * self.batch, self.rows, self.page_size, self.group, self.head_dim, self.sees_all_keys)
+        problem.label += "".join(f", {name}" for name, is_there in features.items() if is_there)
+        return problem
+
+
+SHAPES = ((8, 32768), (32, 8192), (8, 8192), (32, 32768), (128, 8192), (1, 32768), (1, 4096), (128, 1024))
+CASES = [Case(batch, keys, rows, page_size, sees_all_keys=sees_all_keys) for rows in (8, 16, 1) for page_size in (0, 16) for sees_all_keys in (False, True) for batch, keys in SHAPES]
+# A group of four and three queries; narrow heads.
+CASES += [Case(8, 32768, 12, page_size, sees_all_keys=sees_all_keys, group=4) for page_size in (0, 16) for sees_all_keys in (False, True)]
+CASES += [Case(batch, keys, 8, page_size, 64, sees_all_keys) for page_size in (0, 16) for sees_all_keys in (False, True) for batch, keys in SHAPES[:4]]
+CASES += [Case(batch, keys, page_size=page_size, appends=True) for page_size in (0, 16) for batch, keys in ((8, 32768), (32, 8192), (8, 8192), (1, 4096))]
+CASES += [Case(8, 32768, 8, page_size, has_scales_by_rows=by_rows, has_heads_first=not by_rows) for page_size in (0, 16) for by_rows in (False, True)]
 
 
 def codes_of(numbers, kind, by_rows):
     """Codes, and scales [slots, rows, heads] in the order of a cache."""
     dtype, largest = CODES[kind]
-    codes = torch.empty(numbers.shape, dtype=dtype, device=numbers.device)
+    codes = torch.empty_like(numbers, dtype=dtype)
     slots, rows, heads, _ = numbers.shape
     scales = torch.empty((slots, rows, heads), device=numbers.device) if by_rows else torch.empty((slots, heads, rows), device=numbers.device).transpose(1, 2)
     step = max(1, (1 << 18) // rows)
@@ -66,30 +92,32 @@ class FoveaDecodeCodes(FoveaDecode):
 
 
 def distance(a, b):
-    return ((a.float() - b).norm() / b.norm()).item()
+    return ((a.double() - b).norm() / b.norm()).item()
 
 
 def measure(case, libraries, clock, rounds):
-    batch, keys, rows, page_size, by_rows = case
-    problem = Problem(f"{batch} x {keys} keys", [keys] * batch, rows, page_size)
-    problem.label += ", scales by rows" if by_rows else ""
+    problem = case.problem()
     problem.make()
+    if case.has_heads_first:
+        problem.k, problem.v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (problem.k, problem.v))
+    if case.appends:
+        problem.new = tuple(torch.randn(case.batch, 1, HEADS_KV, case.head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     unrounded = problem.expected()
-    row = {"case": problem.label, "us": {}, "error": {}, "wrong": []}
+    row = {"case": problem.label, "us": {}, "error": {}, "from_codes": {}, "wrong": []}
     calls = {"bf16": FoveaDecode(libraries["fovea"], problem)}
     expected = {"bf16": unrounded}
     for kind in CODES:
-        coded = CodedProblem(problem, kind, by_rows)
+        coded = CodedProblem(problem, kind, case.has_scales_by_rows)
         for name, library in libraries.items():
             label = kind if name == "fovea" else f"{kind} {name}"
             calls[label] = FoveaDecodeCodes(library, coded)
             expected[label] = coded.expected()
     for name, call in calls.items():
         out = call()[0]
-        from_codes, row["error"][name] = distance(out, expected[name]), distance(out, unrounded)
-        if not from_codes <= DIFFERENCE:
-            row["wrong"].append(f"{problem.label}: {name} differs from its codes by {from_codes:.2g}; expected at most {DIFFERENCE}")
-    size = problem.bytes() // 2 + problem.bytes() // (HEAD_DIM // 2)  # and scales
+        row["from_codes"][name], row["error"][name] = distance(out, expected[name]), distance(out, unrounded)
+        if not row["from_codes"][name] <= DIFFERENCE:
+            row["wrong"].append(f"{problem.label}: {name} differs from its codes by {row['from_codes'][name]:.2g}; expected at most {DIFFERENCE}")
+    size = problem.bytes() // 2 + problem.bytes() // (case.head_dim // 2)  # and scales
     figures = clock.figures(calls | {"read": reader_of(size)}, rounds, as_calls=("read",))
     row["us"] = {name: 1e3 * figure.ms for name, figure in figures.items()}
     return row
@@ -97,12 +125,12 @@ def measure(case, libraries, clock, rounds):
 
 def markdown(rows):
     names = list(dict.fromkeys(name for row in rows for name in row["us"]))
-    lines = ["| case | " + " | ".join(f"{name} us" for name in names) + " | int8: of bf16 | of a read | error | e4m3: of bf16 | of a read | error |", "|---" * (len(names) + 7) + "|"]
+    lines = ["| case | " + " | ".join(f"{name} us" for name in names) + " | int8: of bf16 | of a read | from its codes | error | e4m3: of bf16 | of a read | from its codes | error |", "|---" * (len(names) + 9) + "|"]
     for row in rows:
         us = row["us"]
         cells = [f"{us[name]:.1f}" if name in us else "-" for name in names]
         for kind in CODES:
-            cells += [f"{us['bf16'] / us[kind]:.2f}", f"{us['read'] / us[kind]:.0%}", f"{row['error'][kind]:.4f}"]
+            cells += [f"{us['bf16'] / us[kind]:.2f}", f"{us['read'] / us[kind]:.0%}", f"{row['from_codes'][kind]:.4f}", f"{row['error'][kind]:.4f}"]
         lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -120,8 +148,7 @@ def main():
         if time.monotonic() - begin > args.seconds:
             print(f"gpu_coded_peers: {args.seconds:.0f} s are over; the rest is cut off", file=sys.stderr)
             break
-        batch, keys, num_rows, page_size, by_rows = case
-        if not re.search(args.match, f"{batch} x {keys}, {num_rows} rows, pages of {page_size}{', scales by rows' if by_rows else ''}"):
+        if not re.search(args.match, case.problem().label):
             continue
         rows.append(measure(case, libraries, clock, args.rounds))
         print(f"gpu_coded_peers: {json.dumps(rows[-1])}", file=sys.stderr, flush=True)

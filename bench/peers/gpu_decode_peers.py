@@ -6,7 +6,7 @@ usage: gpu_decode_peers.py --library libfovea.so [--before libother.so] [--match
 8 key heads of head_dim 128, bf16, 1 to 128 sequences of 1,024 to 131,072 keys; 8, 16, 32 and 64 rows of a key head (1, 2, 4 and 8 queries of a group of 8 heads) and 1 row
 (of one head); contiguous and in shuffled pages of 16; and, over pages, one long sequence among short ones beside as many of equal length. Contenders are Fovea through the C ABI and FlashAttention-3's
 flash_attn_with_kvcache where the wheel fa3-fwd has it, with the scheduler's metadata made before, as serving engines do. Clocks, flushes and rounds
-are gpu_peers.py's. Outputs are compared with a formula in f32 first; a case in which any contender is wrong has no row. Ratios are of one row.
+are gpu_peers.py's. Outputs are compared with a formula in f64 first; a case in which any contender is wrong has no row. Ratios are of one row.
 """
 
 import argparse
@@ -37,26 +37,27 @@ DIFFERENCE = 1e-2  # of the whole: outputs and probabilities are rounded to 16 b
 
 
 class Problem:
-    """Queries and a cache; every sequence is full but for one key, so that lengths are read."""
+    """Queries and a cache; every sequence is full but for one key, so that lengths are read. Queries see no keys behind their own, or all."""
 
-    def __init__(self, label, lengths, rows, page_size):
-        self.lengths, self.page_size = lengths, page_size
+    def __init__(self, label, lengths, rows, page_size, group=None, head_dim=HEAD_DIM, sees_all_keys=False):
+        self.lengths, self.page_size, self.head_dim, self.sees_all_keys = lengths, page_size, head_dim, sees_all_keys
         self.batch, self.keys = len(lengths), max(lengths)
-        self.group = 1 if rows == 1 else 8
+        self.group = group or (1 if rows == 1 else 8)
         self.seqlen_q = rows // self.group
         self.label = f"{label}, {rows} rows{f', pages of {page_size}' if page_size else ''}"
 
     def bytes(self):
         """Of keys and values that a call reads."""
-        return 2 * 2 * (sum(self.lengths) - self.batch) * HEADS_KV * HEAD_DIM
+        return 2 * 2 * (sum(self.lengths) - self.batch) * HEADS_KV * self.head_dim
 
     def make(self):
         normal = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-        self.q = normal(self.batch, self.seqlen_q, self.group * HEADS_KV, HEAD_DIM)
+        self.q = normal(self.batch, self.seqlen_q, self.group * HEADS_KV, self.head_dim)
         self.page_table = self.pages_of_all() if self.page_size else None
         shape = (self.batch, self.keys) if self.page_table is None else (int(self.page_table.max()) + 1, self.page_size)
-        self.k, self.v = (normal(*shape, HEADS_KV, HEAD_DIM) for _ in range(2))
+        self.k, self.v = (normal(*shape, HEADS_KV, self.head_dim) for _ in range(2))
         self.seqlens = torch.tensor(self.lengths, device="cuda", dtype=torch.int32) - 1
+        self.new = None  # keys and values of a token that a call appends
 
     def pages_of_all(self):
         """[batch, pages of the longest]: shuffled; what lies behind a sequence names page 0."""
@@ -74,15 +75,19 @@ class Problem:
         return tuple(t[pages].flatten(0, 1)[:length] for t in (self.k, self.v))
 
     def expected(self):
-        """Of sequence 0, in f32, a key head at a time."""
+        """Of sequence 0, in f64, a key head at a time."""
         keys, values = self.first_sequence()
+        if self.new is not None:
+            keys, values = (torch.cat((old, new[0])) for old, new in zip((keys, values), self.new))
         length = keys.shape[0]
         hidden = torch.ones(self.seqlen_q, length, device="cuda", dtype=torch.bool).triu(length - self.seqlen_q + 1)
-        out = torch.empty(self.seqlen_q, self.group * HEADS_KV, HEAD_DIM, device="cuda")
+        if self.sees_all_keys:
+            hidden = torch.zeros_like(hidden)
+        out = torch.empty(self.seqlen_q, self.group * HEADS_KV, self.head_dim, device="cuda", dtype=torch.float64)
         for head in range(HEADS_KV):
             heads = slice(head * self.group, (head + 1) * self.group)
-            scores = torch.einsum("qhd,kd->hqk", self.q[0, :, heads].float(), keys[:, head].float()) / math.sqrt(HEAD_DIM)
-            out[:, heads] = torch.einsum("hqk,kd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), values[:, head].float())
+            scores = torch.einsum("qhd,kd->hqk", self.q[0, :, heads].double(), keys[:, head].double()) / math.sqrt(self.head_dim)
+            out[:, heads] = torch.einsum("hqk,kd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), values[:, head].double())
         return out
 
 
@@ -93,8 +98,9 @@ class FoveaDecode:
         forward = fovea.forward_args(**{name: fovea.torch_tensor(t) for name, t in (
             ("q", problem.q), ("k", problem.k), ("v", problem.v), ("out", self.out))})
         cache = {"seqlens": problem.seqlens} | ({} if problem.page_table is None else {"page_table": problem.page_table})
+        cache |= {} if problem.new is None else dict(zip(("append_k", "append_v"), problem.new))
         self.kept = forward, {name: fovea.torch_tensor(t) for name, t in cache.items()}
-        self.args = fovea.sized(fovea.DecodeArgs, forward=ctypes.pointer(forward),
+        self.args = fovea.sized(fovea.DecodeArgs, forward=ctypes.pointer(forward), sees_all_keys=int(problem.sees_all_keys),
                                 **{name: ctypes.pointer(t) for name, t in self.kept[1].items()}, **fields)
         size = ctypes.c_size_t()
         library.call(library.c.fovea_decode_workspace_bytes, ctypes.byref(self.args), problem.keys, ctypes.byref(size))
@@ -116,7 +122,7 @@ def contenders_of(problem, libraries):
 
 
 def fa3_call(problem):
-    metadata = fa3_metadata(problem.batch, problem.seqlen_q, problem.keys, problem.group * HEADS_KV, HEADS_KV, HEAD_DIM, problem.seqlens,
+    metadata = fa3_metadata(problem.batch, problem.seqlen_q, problem.keys, problem.group * HEADS_KV, HEADS_KV, problem.head_dim, problem.seqlens,
                             qkv_dtype=problem.q.dtype, page_size=problem.page_size or None, causal=True)
     return lambda: fa3_decode(problem.q, problem.k, problem.v, cache_seqlens=problem.seqlens, page_table=problem.page_table, causal=True,
                               scheduler_metadata=metadata)
