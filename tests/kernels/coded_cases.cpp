@@ -178,6 +178,23 @@ std::vector<NamedCacheCase> hopper_coded_cases() {
   groups.seqlens = {2081, 511, 0};
   add("groups", groups);
   add("splits", groups);
+  // The same of more rows than an n of mma.sync has: sixteen of a warp.
+  const auto add_many = [&add](const std::string& label, CacheCase problem, std::int64_t seqlen_q) {
+    problem.seqlen_q = seqlen_q;
+    add("many_rows_" + label, problem);
+  };
+  add_many("f16", half, 5);
+  add_many("rising_values", rising, 5);
+  add_many("climbing_values", climbing, 6);
+  add_many("falling_values", falling, 5);
+  add_many("groups", groups, 5);
+  add_many("splits", groups, 5);
+  // No more than one query has: rows that do not exist, and splits that are groups' all the same.
+  CacheCase one_row = groups;
+  one_row.num_heads_q = 3;
+  one_row.seqlen_q = 1;
+  one_row.seqlens = {2081, 300};
+  add("one_row_groups", one_row);
   // A row of two splits goes key by key.
   CacheCase poisoned = groups;
   poisoned.seqlens = {1060};

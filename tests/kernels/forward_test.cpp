@@ -485,19 +485,22 @@ TEST(DecodedGroups, HaveTheBitsOfSplits) {
 
 TEST(DecodedGroups, OfCodesHaveTheBitsOfSplits) {
   const std::vector<NamedCacheCase> cases = hopper_coded_cases();
-  std::vector<std::vector<std::uint64_t>> outs, lses;
-  for (const char* label : {"hopper_coded_groups", "hopper_coded_splits"}) {
-    const NamedCacheCase& each = *std::ranges::find(cases, label, &NamedCacheCase::label);
-    CacheMemory memory(each.problem);
-    const AttentionDecode decode = memory.args();
-    const CacheCall call(each.problem, decode);
-    Emulation emulation;
-    run_decode_coded(call.on(each.label, small_hopper()), emulation);
-    outs.push_back(bits_of(decode.out));
-    lses.push_back(bits_of(decode.lse));
+  for (const std::string of_rows : {"hopper_coded_", "hopper_coded_many_rows_"}) {
+    std::vector<std::vector<std::uint64_t>> outs, lses;
+    for (const char* units : {"groups", "splits"}) {
+      const NamedCacheCase& each =
+          *std::ranges::find(cases, of_rows + units, &NamedCacheCase::label);
+      CacheMemory memory(each.problem);
+      const AttentionDecode decode = memory.args();
+      const CacheCall call(each.problem, decode);
+      Emulation emulation;
+      run_decode_coded(call.on(each.label, small_hopper()), emulation);
+      outs.push_back(bits_of(decode.out));
+      lses.push_back(bits_of(decode.lse));
+    }
+    EXPECT_EQ(outs[0], outs[1]);
+    EXPECT_EQ(lses[0], lses[1]);
   }
-  EXPECT_EQ(outs[0], outs[1]);
-  EXPECT_EQ(lses[0], lses[1]);
 }
 
 /// Splits are counted 32 sequences at a time; two sequences have several.

@@ -26,6 +26,9 @@ constexpr std::int32_t kReaders = 8;  // warps that compute: two for each schedu
 /// Slices that one request brings: 16 KB at head_dim 128, twice. Measured on an H200: docs/kernels/decode_sm90.md.
 /// Beside more rows shared memory has room for smaller boxes.
 constexpr std::int32_t kSlicesOfBox = 4, kSlicesBesideManyRows = 2;
+/// Over pages a box is several requests in any case. Of codes a warp looks at every box on its way to its own slice in
+/// no more time than that takes.
+constexpr std::int32_t kSlicesOfPagedCodes = 2;
 /// Splits of all kv heads of one sequence: as many as large machines have SMs.
 constexpr std::int64_t kSplitsOfHeads = 128;
 /// 1.5 % of the keys' bytes at 256 keys a split, which is as much as fewer splits cost batches in balance.
@@ -47,8 +50,9 @@ constexpr std::int32_t kLeftForCombine = 2 * kReservedSharedBytes;
 Sm90DecodeSpec with_readers(Sm90DecodeSpec spec, std::int32_t readers, const DeviceTraits& device) {
   const int room = std::min(device.shared_bytes_per_cta,
                             device.shared_bytes_per_sm - kReservedSharedBytes - kLeftForCombine);
-  spec.num_warps = readers + kDecodeLoaders;
-  const std::int32_t step = std::max(sm90_decode_parts(spec) / spec.slices_of_box, kDecodeLoaders);
+  spec.num_warps = readers + sm90_decode_helpers(spec);
+  const std::int32_t step =
+      std::max(sm90_decode_parts(spec) / spec.slices_of_box, sm90_decode_loaders(spec));
   spec.stages = step;
   while (sm90_decode_layout(spec).bytes <= room) spec.stages += step;
   spec.stages -= step;
@@ -65,7 +69,9 @@ std::int32_t rows_of_tile(std::int64_t rows) {
 /// joined and stored less often. Not by the batch, nor by the machine: bits follow from how keys are split.
 std::int32_t most_splits(const ForwardProblem& f) {
   const std::int64_t rows = f.group * f.seqlen_q;
-  if (rows <= kRowsOfSmallStates) return kMostSplits;
+  // Codes come so fast that the end of a split counts in any case.
+  const bool has_codes = codes_of(f.problem.k.dtype) != Codes::none;
+  if (rows <= kRowsOfSmallStates && !has_codes) return kMostSplits;
   const auto of_a_head =
       static_cast<std::uint64_t>(kSplitsOfHeads / std::max<std::int64_t>(1, f.num_heads_kv));
   return std::clamp(static_cast<std::int32_t>(std::bit_floor(of_a_head)), kMostSplits / 4,
@@ -79,14 +85,15 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
   spec.k_codes = codes_of(f.problem.k.dtype);
   spec.v_codes = codes_of(f.problem.v.dtype);
-  spec.tile_q = rows_of_tile(f.group * f.seqlen_q);
+  const std::int64_t rows = f.group * f.seqlen_q;
+  spec.tile_q = spec.has_codes() && rows <= kFewDecodeRows ? kFewDecodeRows : rows_of_tile(rows);
   spec.tile_kv = spec.has_codes() ? kKeysOfCodedSlice : kKeysOfSlice;
   spec.ctas_per_sm = 1;
   spec.heads_per_tile = packed_heads(f, spec.tile_q);
   spec.is_split = true;
   spec.most_splits = most_splits(f);
   spec.has_groups = spec.most_splits < kMostSplits;
-  spec.slices_of_box = f.is_paged                  ? 1
+  spec.slices_of_box = f.is_paged                  ? (spec.has_codes() ? kSlicesOfPagedCodes : 1)
                        : spec.tile_q > kDecodeRows ? kSlicesBesideManyRows
                                                    : kSlicesOfBox;
   return spec;
@@ -183,7 +190,7 @@ std::vector<Sm90DecodeSpec> Sm90Decode::alternatives(const ForwardProblem& f,
     if (takes_groups && !spec.has_groups) break;
     spec.takes_groups = takes_groups;
     for (const std::int32_t readers : {kReaders / 2, kReaders})
-      if (spec.tile_q == kDecodeRows || readers == kReaders)
+      if (spec.tile_q <= kDecodeRows || readers == kReaders)
         specs.push_back(with_readers(spec, readers, device));
   }
   return specs;

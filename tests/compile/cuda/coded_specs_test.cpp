@@ -7,6 +7,7 @@
 
 #include "compile/cuda/compiler.hpp"
 #include "compile/cuda/sass.hpp"
+#include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/sm80_decode_coded.hpp"
 #include "cuda/forward/sm90_decode_coded.hpp"
@@ -74,19 +75,24 @@ TEST_P(HopperCodedSpecs, ConvertPairs) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const ForwardPlan plan = plan_of(GetParam());
   ASSERT_EQ(plan.candidate, Sm90DecodeCoded::kName);
+  EXPECT_EQ(plan.spec->most_splits, kMostSplits / 4) << "few, however few the rows are";
   const jit::Cubin cubin = compiled_for(plan, true);
-  // Slices of 16 keys spill nothing and are 2 to 5 % slower (docs/kernels/decode_coded_sm90.md).
-  // 56 bytes are what a causal mask of several queries over pages costs; a single query's is less.
-  EXPECT_LE(cubin.report.spill_bytes, GetParam().seqlen_q > 1 ? 56 : 32);
+  EXPECT_EQ(cubin.report.spill_bytes, 0);
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-  // m16n8k16: each block of 16 keys with head_dim twice.
-  const std::int64_t products = plan.spec->tile_kv * GetParam().head_dim / 64;
-  EXPECT_EQ(count(*code, "HMMA.16816.F32 "), products);
-  // Each product has two pairs of keys or values.
+  // Of 16 keys and 16 columns two products of keys, two of values, m16n8k16; of up to eight rows values need one, and
+  // keys of int8 half of one of m16n8k32, whose operand is the code.
+  const std::int64_t blocks = plan.spec->tile_kv * GetParam().head_dim / (16 * 16);
   const bool is_int8 = GetParam().codes == Dtype::i8;
-  EXPECT_EQ(count(*code, "F2FP.F16.E4M3.UNPACK_B"), is_int8 ? 0 : 2 * products);
-  EXPECT_EQ(count(*code, "HADD2 "), is_int8 ? 2 * products : 0);
+  const bool has_few = has_few_rows(plan.spec->as<Sm90DecodeSpec>());
+  EXPECT_EQ(has_few, 4 * GetParam().seqlen_q <= kFewDecodeRows);
+  const std::int64_t codes_of_keys = has_few && is_int8 ? 0 : 2;
+  EXPECT_EQ(count(*code, "HMMA.16816.F32 "), blocks * (codes_of_keys + (has_few ? 1 : 2)));
+  EXPECT_EQ(count(*code, "IMMA.16832.S8.S8 "), has_few && is_int8 ? blocks : 0);
+  // And of keys, of values four pairs that become f16.
+  const std::int64_t pairs = blocks * (2 * codes_of_keys + 4);
+  EXPECT_EQ(count(*code, "F2FP.F16.E4M3.UNPACK_B"), is_int8 ? 0 : pairs);
+  EXPECT_EQ(count(*code, "HADD2 "), is_int8 ? pairs : 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HopperCodedSpecs,

@@ -200,27 +200,39 @@ constexpr Sm80ForwardLayout sm80_forward_layout(const TeamSpec& spec) {
   return at;
 }
 
-/// Rows of a computing warp of sm90/decode: an m of mma.sync.
-inline constexpr std::int32_t kDecodeRows = 16;
+/// Rows of a computing warp of sm90/decode: an m of mma.sync; or of codes an n of it, where there are no more.
+inline constexpr std::int32_t kDecodeRows = 16, kFewDecodeRows = 8;
+constexpr bool has_few_rows(const Sm90DecodeSpec& spec) { return spec.tile_q == kFewDecodeRows; }
+/// Warps that have all rows of the CTA.
+constexpr std::int32_t sm90_decode_blocks(const Sm90DecodeSpec& spec) {
+  return has_few_rows(spec) ? 1 : spec.tile_q / kDecodeRows;
+}
 /// What computing warps of sm90/decode with neighbouring rows have, as many as have all rows of the CTA: slices of
 /// tile_kv keys.
 constexpr TeamSpec spec_of_decoding_warps(const Sm90DecodeSpec& decode) {
   TeamSpec spec{decode};
-  spec.num_warps = decode.tile_q / kDecodeRows;
+  spec.num_warps = sm90_decode_blocks(decode);
+  spec.tile_q = spec.num_warps * kDecodeRows;
   spec.stages = 1;
   spec.keeps_queries = true;
   spec.has_panels = true;
   return spec;
 }
 
-/// Warps of a CTA of sm90/decode that load; the others compute.
-inline constexpr std::int32_t kDecodeLoaders = 2;
+/// Warps of a CTA of sm90/decode that do not compute: over codes a warpgroup, whose registers those that compute get.
+constexpr std::int32_t sm90_decode_helpers(const Sm90DecodeSpec& spec) {
+  return spec.has_codes() ? 4 : 2;
+}
 constexpr std::int32_t sm90_decode_readers(const Sm90DecodeSpec& spec) {
-  return spec.num_warps - kDecodeLoaders;
+  return spec.num_warps - sm90_decode_helpers(spec);
+}
+/// Those of them that load: over pages a box of codes is a quarter of what one request brings elsewhere.
+constexpr std::int32_t sm90_decode_loaders(const Sm90DecodeSpec& spec) {
+  return spec.has_codes() && spec.is_paged ? 4 : 2;
 }
 /// Parts that the slices of a split are dealt to in turn: a row's sums are those of so many warps.
 constexpr std::int32_t sm90_decode_parts(const Sm90DecodeSpec& spec) {
-  return sm90_decode_readers(spec) / (spec.tile_q / kDecodeRows);
+  return sm90_decode_readers(spec) / sm90_decode_blocks(spec);
 }
 
 /// Of an element of keys and of values, as they arrive.
@@ -260,6 +272,7 @@ struct Sm90DecodeLayout {
   std::int32_t records;       // [record] Work
   std::int32_t full, empty;   // [stage] barriers of 8 bytes
   std::int32_t posted, read;  // [record]
+  std::int32_t joined;        // a barrier: what warps left of a split is read
   std::int32_t bytes;
 };
 
@@ -283,6 +296,7 @@ constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
   at.empty = room.take(8 * spec.stages);
   at.posted = room.take(8 * kDecodeRecords);
   at.read = room.take(8 * kDecodeRecords);
+  at.joined = room.take(8);
   at.bytes = room.end;
   return at;
 }

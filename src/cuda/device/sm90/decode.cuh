@@ -51,6 +51,7 @@
 #include "ptx/fence.cuh"
 #include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/setmaxnreg.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/warp.cuh"
 #include "shared/forward_params_sm90.h"
@@ -74,6 +75,7 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
     ptx::mbarrier_init(cta.barrier(L::kAt.posted, i), 1);
     ptx::mbarrier_init(cta.barrier(L::kAt.read, i), L::kReaders);
   }
+  ptx::mbarrier_init(cta.barrier(L::kAt.joined, 0), L::kReaders);
   ptx::fence_mbarrier_init_release_cluster();
 }
 
@@ -88,8 +90,10 @@ FOVEA_DEVICE void decode(const Sm90DecodeParams& p) {
   }
   start_barriers<spec>(cta);
   ptx::sync_threads();
-  if (cta.warp >= decoding::Layout<spec>::kReaders) {
-    decoding::Load<spec, Mods>(cta).run();
+  using L = decoding::Layout<spec>;
+  if (cta.warp >= L::kReaders) {
+    if constexpr (L::kTradesRegisters) ptx::setmaxnreg_dec<L::kHelperRegisters>();
+    if (cta.warp < L::kReaders + L::kLoaders) decoding::Load<spec, Mods>(cta).run();
     if constexpr (is_clustered(spec)) {
       ptx::sync_warp();  // one lane of it has loaded
       ptx::barrier_cluster_wait();
@@ -97,6 +101,7 @@ FOVEA_DEVICE void decode(const Sm90DecodeParams& p) {
       ptx::barrier_cluster_wait();
     }
   } else {
+    if constexpr (L::kTradesRegisters) ptx::setmaxnreg_inc<L::kReaderRegisters>();
     decoding::Reader<spec, Mods>(cta).run();
   }
 }

@@ -925,9 +925,9 @@ TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
       EXPECT_GT(plan.spec->stages, 0);
       const auto& spec = plan.spec.as<Sm90DecodeSpec>();
       EXPECT_EQ(spec.stages * spec.slices_of_box % sm90_decode_readers(spec), 0);
-      EXPECT_EQ(spec.stages % kDecodeLoaders, 0);
+      EXPECT_EQ(spec.stages % sm90_decode_loaders(spec), 0);
       EXPECT_LE(plan.shared_bytes, static_cast<std::size_t>(device.shared_bytes_per_cta));
-      const int more = kDecodeLoaders * sm90_decode_layout(spec).box_bytes;
+      const int more = sm90_decode_loaders(spec) * sm90_decode_layout(spec).box_bytes;
       EXPECT_GT(plan.shared_bytes + static_cast<std::size_t>(more) + 8192,
                 static_cast<std::size_t>(device.shared_bytes_per_cta));
     }

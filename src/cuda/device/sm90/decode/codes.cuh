@@ -14,6 +14,7 @@
 #pragma once
 
 #include "common/f16_codes.cuh"
+#include "common/online_softmax.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
@@ -30,6 +31,43 @@ FOVEA_DEVICE float power_of_two(std::uint32_t biased) { return ptx::bit_cast<flo
 /// The exponent of a number that is not negative; 0 of what is no normal number, 255 of infinity.
 FOVEA_DEVICE std::uint32_t biased_exponent(float x) {
   return ptx::bit_cast<std::uint32_t>(x) >> 23;
+}
+
+inline constexpr std::uint32_t kBias = 127;
+/// Weights are less than 2^15, for probabilities are at most 2^kOriginSlack.
+inline constexpr std::uint32_t kTopOfWeight = 7;
+static_assert(kOriginSlack + kTopOfWeight <= 15);
+/// From here on both a power of two and its inverse are normal numbers; smaller elements of Q keep their bits.
+inline constexpr std::uint32_t kLeastExponent = 15, kLeastLimit = 28;
+
+/// visit(block of keys, scales of the two neighbours that this lane has).
+template <int num_blocks, class Visit>
+FOVEA_DEVICE void for_each_pair(int lane, SharedAddress scales, Visit&& visit) {
+#pragma unroll
+  for (int j = 0; j < num_blocks; ++j)
+    visit(j, ptx::ld_shared<ptx::F32x2>(scales + 4 * (8 * j + lane % 4 * 2)));
+}
+
+/// The exponent of the least power of two that neither the one of `limit` nor a scale is above. NaN is above every one,
+/// and raises none.
+template <int num_keys>
+FOVEA_DEVICE std::uint32_t limit_above(std::uint32_t limit, int lane, SharedAddress scales) {
+  static_assert(32 % num_keys == 0, "lanes have keys");
+  const float mine = ptx::abs(ptx::ld_shared<float>(scales + 4 * (lane % num_keys)));
+  if (!ptx::vote_any(!(mine <= power_of_two(limit)))) return limit;
+  float greatest = mine;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2)
+    greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, distance));
+  const std::uint32_t exponent = biased_exponent(greatest);
+  if (exponent < limit) return limit;
+  return exponent < 255 ? exponent + 1 : 255;
+}
+
+/// Of sums so far, where the limit has risen.
+FOVEA_DEVICE float rescale_of_limits(std::uint32_t before, std::uint32_t after) {
+  const std::uint32_t rise = after - before;
+  return rise < kBias ? power_of_two(kBias - rise) : 0.0F;
 }
 
 /// How a warp multiplies codes, and what it has for that beside its sums.
@@ -94,7 +132,7 @@ class CodedProducts {
         multiply_chunk(s[0][j + 1], queries_[c + 1], words.w);
       }
     }
-    for_each_pair(team, scales, [&](int j, const ptx::F32x2& scale) {
+    for_each_pair<T::kKeyBlocks>(team.lane, scales, [&](int j, const ptx::F32x2& scale) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         s[0][j][2 * half] *= unit(half) * scale.x;
@@ -109,7 +147,7 @@ class CodedProducts {
                                            const Tile& values, SharedAddress scales) {
     admit_scales(team, sums, scales);
     const float per_limit = power_of_two(2 * kBias + kTopOfWeight - limit());
-    for_each_pair(team, scales, [&](int j, const ptx::F32x2& scale) {
+    for_each_pair<T::kKeyBlocks>(team.lane, scales, [&](int j, const ptx::F32x2& scale) {
       const float x = scale.x * per_limit, y = scale.y * per_limit;
       p[0][j][0] *= x, p[0][j][1] *= y, p[0][j][2] *= x, p[0][j][3] *= y;
     });
@@ -146,12 +184,8 @@ class CodedProducts {
   }
 
  private:
-  static constexpr std::uint32_t kBias = 127;
-  /// A row of Q is less than 2^15 then; and so are weights, for probabilities are at most 2^kOriginSlack.
-  static constexpr std::uint32_t kTopOfQuery = 14, kTopOfWeight = 7;
-  static_assert(kOriginSlack + kTopOfWeight <= 15);
-  /// From here on both a power of two and its inverse are normal numbers; smaller elements of Q keep their bits.
-  static constexpr std::uint32_t kLeastExponent = 15, kLeastLimit = 28;
+  /// A row of Q is less than 2^15 then.
+  static constexpr std::uint32_t kTopOfQuery = 14;
 
   FOVEA_DEVICE_MEMBER std::uint32_t limit() const { return exponents_ >> 16; }
   FOVEA_DEVICE_MEMBER void set_limit(std::uint32_t exponent) {
@@ -189,30 +223,13 @@ class CodedProducts {
     ptx::mma_m16n8k16<Element::f16>(s, queries, keys.first, keys.second);
   }
 
-  /// visit(block of keys, scales of the two neighbours that this lane has).
-  template <class Visit>
-  FOVEA_DEVICE_MEMBER static void for_each_pair(const Team& team, SharedAddress scales,
-                                                Visit&& visit) {
-#pragma unroll
-    for (int j = 0; j < T::kKeyBlocks; ++j)
-      visit(j, ptx::ld_shared<ptx::F32x2>(scales + 4 * (8 * j + team.lane % 4 * 2)));
-  }
-
-  /// Where one is above the limit, that rises, and sums so far are divided anew. NaN is above every limit, and stays.
+  /// Where one is above the limit, that rises, and sums so far are divided anew.
   FOVEA_DEVICE_MEMBER void admit_scales(const Team& team, Sums& sums, SharedAddress scales) {
-    static_assert(32 % spec.tile_kv == 0, "lanes have keys");
-    const float mine = ptx::abs(ptx::ld_shared<float>(scales + 4 * (team.lane % spec.tile_kv)));
-    if (!ptx::vote_any(!(mine <= power_of_two(limit())))) return;
-    float greatest = mine;
-#pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2)
-      greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, distance));
-    const std::uint32_t before = limit(), exponent = biased_exponent(greatest);
-    if (exponent < before) return;  // NaN alone
-    const std::uint32_t after = exponent < 255 ? exponent + 1 : 255;
+    const std::uint32_t before = limit(),
+                        after = limit_above<spec.tile_kv>(before, team.lane, scales);
+    if (after == before) return;
     set_limit(after);
-    const std::uint32_t rise = after - before;
-    const float rescale = rise < kBias ? power_of_two(kBias - rise) : 0.0F;
+    const float rescale = rescale_of_limits(before, after);
 #pragma unroll
     for (int j = 0; j < T::kColBlocks; ++j)
 #pragma unroll
@@ -233,16 +250,6 @@ class CodedProducts {
   // A byte each, in one register: of two rows the power of two which Q is times what is multiplied, 0 while it is not
   // f16 yet; and the one that no scale of a value is above, so far.
   std::uint32_t exponents_ = 0;
-};
-
-/// What a warp has beside its sums.
-template <Sm90DecodeSpec spec, class Mods, bool has_codes = spec.has_codes()>
-struct ProductsOf {
-  struct Type {};
-};
-template <Sm90DecodeSpec spec, class Mods>
-struct ProductsOf<spec, Mods, true> {
-  using Type = CodedProducts<spec, Mods>;
 };
 
 }  // namespace fovea::cuda::sm90::decoding

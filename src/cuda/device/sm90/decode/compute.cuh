@@ -13,6 +13,7 @@
 #include "sm90/decode/cluster.cuh"
 #include "sm90/decode/codes.cuh"
 #include "sm90/decode/cta.cuh"
+#include "sm90/decode/few_rows.cuh"
 #include "sm90/decode/fold.cuh"
 #include "sm90/decode/unit.cuh"
 #include "team/compute.cuh"
@@ -24,6 +25,23 @@
 
 namespace fovea::cuda::sm90::decoding {
 
+/// What a warp sums, and what it has beside that for products of codes.
+template <Sm90DecodeSpec spec, class Mods>
+struct PartsOfWarp {
+  using Sums = team::Sums<Layout<spec>::kWarpSpec, Mods>;
+  struct Products {};
+};
+template <Sm90DecodeSpec spec, class Mods>
+requires(spec.has_codes() && !has_few_rows(spec)) struct PartsOfWarp<spec, Mods> {
+  using Sums = team::Sums<Layout<spec>::kWarpSpec, Mods>;
+  using Products = CodedProducts<spec, Mods>;
+};
+template <Sm90DecodeSpec spec, class Mods>
+requires(has_few_rows(spec)) struct PartsOfWarp<spec, Mods> {
+  using Sums = SumsOfFewRows<spec>;
+  using Products = FewRowsOfCodes<spec, Mods>;
+};
+
 /// A warp that computes: of 16 rows, and of the slices of a split every so-manieth.
 template <Sm90DecodeSpec spec, class Mods>
 struct Reader {
@@ -32,11 +50,12 @@ struct Reader {
   using Team = team::Team<L::kWarpSpec>;
   using Row = RowView<L::kWarpSpec>;
   using Scores = team::Scores<L::kWarpSpec, Mods>;
-  using Sums = team::Sums<L::kWarpSpec, Mods>;
-  using Products = typename ProductsOf<spec, Mods>::Type;
+  using Sums = typename PartsOfWarp<spec, Mods>::Sums;
+  using Products = typename PartsOfWarp<spec, Mods>::Products;
   const Cta<spec>& cta;
   Ring<L::kStages> boxes{0};
   Ring<L::kRecords> records{0};
+  Ring<1> joins{1};
   Products products{};
 
   FOVEA_DEVICE_MEMBER explicit Reader(const Cta<spec>& of_cta) : cta(of_cta) {}
@@ -73,7 +92,8 @@ struct Reader {
       if constexpr (spec.has_codes()) ask_for_queries(split.work);
       meet();
       join(split);
-      meet();  // what was left for the others is read
+      cta.release(cta.barrier(L::kAt.joined, 0));
+      joins.advance();
     }
   }
 
@@ -120,7 +140,13 @@ struct Reader {
       if (box.sees(mine)) add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
       cta.release(cta.barrier(L::kAt.empty, boxes.stage));
     }
-    put_rows(team, sums, part);
+    // What warps left of the split ahead is read: nobody has waited for that since.
+    ptx::mbarrier_wait_parity(cta.barrier(L::kAt.joined, 0), joins.parity);
+    if constexpr (has_few_rows(spec)) {
+      products.put_rows(team, sums, cta.parts(), part);
+    } else {
+      put_rows(team, sums, part);
+    }
   }
 
   /// Slots belong to parts in turn: how many behind this one is the first of this warp. From a split's first slot on it
@@ -157,10 +183,24 @@ struct Reader {
     const bool is_cut = num_keys < spec.tile_kv;
     if (is_cut) clear_behind_keys(values, num_keys);
     slice.is_full = slice.is_full && !is_cut;
-    typename Scores::Fragments s;
     const auto keys = cta.slice_of(cta.keys_at(boxes.stage), at);
+    const int first = at * spec.tile_kv;
+    if constexpr (has_few_rows(spec)) {
+      products.add_slice(team, sums, keys, values, cta.key_scales_at(boxes.stage, first),
+                         cta.value_scales_at(boxes.stage, first), slice);
+    } else {
+      add_products(team, sums, keys, values, first, slice);
+    }
+    if (is_cut) ptx::fence_proxy_async_shared_cta();
+  }
+
+  /// first: key of the box.
+  FOVEA_DEVICE_MEMBER void add_products(const Team& team, Sums& sums, const typename L::KTile& keys,
+                                        const typename L::VTile& values, int first,
+                                        VisitedTile slice) {
+    typename Scores::Fragments s;
     if constexpr (spec.has_codes()) {
-      products.multiply_keys(team, s, keys, cta.key_scales_at(boxes.stage, at * spec.tile_kv));
+      products.multiply_keys(team, s, keys, cta.key_scales_at(boxes.stage, first));
     } else {
       sums.scores.multiply_keys(team, s, keys);
     }
@@ -169,12 +209,10 @@ struct Reader {
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) sums.drop(team, s, slice);
     if constexpr (spec.has_codes()) {
-      products.multiply_values(team, sums, s, values,
-                               cta.value_scales_at(boxes.stage, at * spec.tile_kv));
+      products.multiply_values(team, sums, s, values, cta.value_scales_at(boxes.stage, first));
     } else {
       sums.multiply_values(team, s, values);
     }
-    if (is_cut) ptx::fence_proxy_async_shared_cta();
   }
 
   /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0. One warp clears for all
@@ -203,6 +241,7 @@ struct Reader {
       RowState row = sums.rows[0][half];
       row.sum += ptx::shfl_bfly(row.sum, 1);
       row.sum += ptx::shfl_bfly(row.sum, 2);
+      if (!team.row_at(team.my_row(0, half)).exists) continue;  // nobody asks for it
       const SharedAddress to = cta.parts().at(part, team.my_row(0, half));
       if (cta.lane % 4 == 0) {
         const float row_max = spec.wants_row_max ? sums.row_max[0][half] : 0.0F;

@@ -26,7 +26,10 @@ struct Layout {
   static constexpr int kReaders = sm90_decode_readers(spec);
   static constexpr int kBlocks = kWarpSpec.num_warps;  // of rows, each a warp's
   static constexpr int kParts = sm90_decode_parts(spec);
-  static constexpr int kLoaders = kDecodeLoaders;
+  static constexpr int kLoaders = sm90_decode_loaders(spec);
+  /// Of a thread, where a warpgroup gives registers to two others; else all have as many.
+  static constexpr bool kTradesRegisters = spec.has_codes() && kReaders == 8;
+  static constexpr int kReaderRegisters = 208, kHelperRegisters = 88;
   static constexpr int kStages = spec.stages;  // boxes under way or being computed
   static constexpr int kSlices = spec.slices_of_box;
   static constexpr int kReadersOfBox = kBlocks * (kSlices < kParts ? kSlices : kParts);
@@ -40,7 +43,8 @@ struct Layout {
   using Parts = team::Parts<kParts, spec.tile_q, spec.head_dim_v>;
   static_assert(Parts::kBytes == kParts * kAt.part_bytes, "host and device count the same bytes");
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
-  static_assert(spec.tile_q == kBlocks * kDecodeRows && kReaders == kBlocks * kParts,
+  static_assert((has_few_rows(spec) ? spec.has_codes() : spec.tile_q == kBlocks * kDecodeRows) &&
+                    kReaders == kBlocks * kParts,
                 "each part of the keys has a warp for each block of rows");
   // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities
   // alias.

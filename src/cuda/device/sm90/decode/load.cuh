@@ -51,7 +51,7 @@ class PageWindow {
     return {found.row, static_cast<std::int32_t>(one_of(found.page, p_.common.num_slots))};
   }
 
-  /// Of this lane's key, below kv_end, in the keys that were asked for last.
+  /// Of this lane's key, below kv_end, among those of the box that was asked for last: it lies in one window.
   FOVEA_DEVICE_MEMBER KvPlace place_of_each(std::int32_t key) const {
     const std::int32_t box = key >> shift_;
     const std::int32_t row = ptx::shfl_idx(now_.row, box - begin_);
@@ -75,6 +75,15 @@ class PageWindow {
   const std::int32_t shift_;  // of rows_per_box, which divides a power of two of keys
   std::int32_t begin_;
   Place now_, next_;
+};
+
+/// Where keys of a sequence lie that is contiguous.
+struct SequencePlaces {
+  const Sequence& sequence;
+
+  FOVEA_DEVICE_MEMBER KvPlace place_of_each(std::int32_t key) const {
+    return {sequence.kv_batch, static_cast<std::int32_t>(sequence.kv_row) + key};
+  }
 };
 
 template <Sm90DecodeSpec spec, class Mods>
@@ -151,11 +160,15 @@ struct Load {
 
   FOVEA_DEVICE_MEMBER bool is_mine() const { return boxes.stage % L::kLoaders == loader; }
 
-  /// All slices in one box, or each that some row sees.
+  /// Scales last: nobody waits for so few bytes if they are asked for behind those of keys.
   FOVEA_DEVICE_MEMBER void load_box(const Work& work, const VisitedBox& box) const {
     cta.await(cta.barrier(L::kAt.empty, boxes.stage), boxes.parity);
-    if constexpr (spec.has_codes()) load_scales(work, box);
-    if (!ptx::elect_one()) return;
+    if (ptx::elect_one()) load_slices(work, box);
+    if constexpr (spec.has_codes()) load_scales(work, box, SequencePlaces{work.sequence});
+  }
+
+  /// All slices in one box, or each that some row sees. By one lane.
+  FOVEA_DEVICE_MEMBER void load_slices(const Work& work, const VisitedBox& box) const {
     const auto row = static_cast<std::int32_t>(work.sequence.kv_row) + box.first * spec.tile_kv;
     const auto batch = static_cast<std::int32_t>(work.sequence.kv_batch);
     if (L::kSlices == 1 || box.visible == Walk::kAll) {
@@ -190,24 +203,20 @@ struct Load {
         ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, boxes.stage), L::kAt.box_bytes);
       load_rows(work, row, place.row, place.page);
     }
-    if constexpr (spec.has_codes()) {
-      static_assert(kKeysOfBox == 32, "a lane has a key");
-      const int mine = least(cta.lane, work.kv_end - box.first * spec.tile_kv - 1);
-      const ScalesOfHead<spec> scales(cta, work);
-      scales.load(boxes.stage, cta.lane, pages.place_of_each(box.first * spec.tile_kv + mine));
-      scales.arrive(boxes.stage);
-    }
+    if constexpr (spec.has_codes()) load_scales(work, box, pages);
   }
 
-  /// Of all keys of a box. Behind the last key it is that key's: what is loaded twice is hidden.
-  FOVEA_DEVICE_MEMBER void load_scales(const Work& work, const VisitedBox& box) const {
+  /// Of all keys of a box, a lane's one after the other. Behind the last key it is that key's: what is loaded twice is
+  /// hidden. places: of pages, or of the sequence.
+  template <class Places>
+  FOVEA_DEVICE_MEMBER void load_scales(const Work& work, const VisitedBox& box,
+                                       const Places& places) const {
     const ScalesOfHead<spec> scales(cta, work);
     const std::int32_t first = box.first * spec.tile_kv;
 #pragma unroll
     for (int i = 0; i < kKeysOfBox; i += 32) {
       const std::int32_t key = least(first + i + cta.lane, work.kv_end - 1);
-      scales.load(boxes.stage, i + cta.lane,
-                  {work.sequence.kv_batch, static_cast<std::int32_t>(work.sequence.kv_row) + key});
+      scales.load(boxes.stage, i + cta.lane, places.place_of_each(key));
     }
     scales.arrive(boxes.stage);
   }
