@@ -170,6 +170,11 @@ std::vector<NamedCacheCase> hopper_coded_cases() {
   climbing.value_growth = 0.01;
   add("climbing_values", climbing);
   add("falling_values", falling);
+  // Maxima that rise by more than their slack, each row's where others' do not.
+  CacheCase growing = climbing;
+  growing.score = parse_score_mod("score * 16.0");
+  growing.value_growth = 0;
+  add("growing_scores", growing);
   // Two groups of splits of 512 keys, and what is less than one.
   CacheCase groups = base_case(Dtype::i8, Dtype::e4m3, 0);
   groups.num_heads_q = 6;
