@@ -13,7 +13,6 @@
 #include "sm90/decode/cluster.cuh"
 #include "sm90/decode/codes.cuh"
 #include "sm90/decode/cta.cuh"
-#include "sm90/decode/few_rows.cuh"
 #include "sm90/decode/fold.cuh"
 #include "sm90/decode/unit.cuh"
 #include "team/compute.cuh"
@@ -26,20 +25,15 @@
 namespace fovea::cuda::sm90::decoding {
 
 /// What a warp sums, and what it has beside that for products of codes.
-template <Sm90DecodeSpec spec, class Mods>
+template <Sm90DecodeSpec spec, class Mods, bool has_codes = spec.has_codes()>
 struct PartsOfWarp {
   using Sums = team::Sums<Layout<spec>::kWarpSpec, Mods>;
   struct Products {};
 };
 template <Sm90DecodeSpec spec, class Mods>
-requires(spec.has_codes() && !has_few_rows(spec)) struct PartsOfWarp<spec, Mods> {
-  using Sums = team::Sums<Layout<spec>::kWarpSpec, Mods>;
+struct PartsOfWarp<spec, Mods, true> {
+  using Sums = SumsOfCodes<spec>;
   using Products = CodedProducts<spec, Mods>;
-};
-template <Sm90DecodeSpec spec, class Mods>
-requires(has_few_rows(spec)) struct PartsOfWarp<spec, Mods> {
-  using Sums = SumsOfFewRows<spec>;
-  using Products = FewRowsOfCodes<spec, Mods>;
 };
 
 /// A warp that computes: of 16 rows, and of the slices of a split every so-manieth.
@@ -142,7 +136,7 @@ struct Reader {
     }
     // What warps left of the split ahead is read: nobody has waited for that since.
     ptx::mbarrier_wait_parity(cta.barrier(L::kAt.joined, 0), joins.parity);
-    if constexpr (has_few_rows(spec)) {
+    if constexpr (spec.has_codes()) {
       products.put_rows(team, sums, cta.parts(), part);
     } else {
       put_rows(team, sums, part);
@@ -185,34 +179,25 @@ struct Reader {
     slice.is_full = slice.is_full && !is_cut;
     const auto keys = cta.slice_of(cta.keys_at(boxes.stage), at);
     const int first = at * spec.tile_kv;
-    if constexpr (has_few_rows(spec)) {
+    if constexpr (spec.has_codes()) {
       products.add_slice(team, sums, keys, values, cta.key_scales_at(boxes.stage, first),
                          cta.value_scales_at(boxes.stage, first), slice);
     } else {
-      add_products(team, sums, keys, values, first, slice);
+      add_products(team, sums, keys, values, slice);
     }
     if (is_cut) ptx::fence_proxy_async_shared_cta();
   }
 
-  /// first: key of the box.
-  FOVEA_DEVICE_MEMBER void add_products(const Team& team, Sums& sums, const typename L::KTile& keys,
-                                        const typename L::VTile& values, int first,
-                                        VisitedTile slice) {
+  FOVEA_DEVICE_MEMBER static void add_products(const Team& team, Sums& sums,
+                                               const typename L::KTile& keys,
+                                               const typename L::VTile& values, VisitedTile slice) {
     typename Scores::Fragments s;
-    if constexpr (spec.has_codes()) {
-      products.multiply_keys(team, s, keys, cta.key_scales_at(boxes.stage, first));
-    } else {
-      sums.scores.multiply_keys(team, s, keys);
-    }
+    sums.scores.multiply_keys(team, s, keys);
     sums.scores.modify(team, s, slice);
     sums.scores.mask(team, s, slice);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) sums.drop(team, s, slice);
-    if constexpr (spec.has_codes()) {
-      products.multiply_values(team, sums, s, values, cta.value_scales_at(boxes.stage, first));
-    } else {
-      sums.multiply_values(team, s, values);
-    }
+    sums.multiply_values(team, s, values);
   }
 
   /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0. One warp clears for all
@@ -247,14 +232,10 @@ struct Reader {
         const float row_max = spec.wants_row_max ? sums.row_max[0][half] : 0.0F;
         cta.parts().put_state(part, team.my_row(0, half), row, row_max);
       }
-      if constexpr (spec.has_codes()) {
-        products.put_columns(to, sums, half);
-      } else {
 #pragma unroll
-        for (int j = 0; j < T::kColBlocks; ++j) {
-          ptx::st_shared(to + (j * 8 + cta.lane % 4 * 2) * 4,
-                         ptx::F32x2{sums.out[0][j][half * 2], sums.out[0][j][half * 2 + 1]});
-        }
+      for (int j = 0; j < T::kColBlocks; ++j) {
+        ptx::st_shared(to + (j * 8 + cta.lane % 4 * 2) * 4,
+                       ptx::F32x2{sums.out[0][j][half * 2], sums.out[0][j][half * 2 + 1]});
       }
     }
   }
