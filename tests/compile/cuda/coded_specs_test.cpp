@@ -80,19 +80,18 @@ TEST_P(HopperCodedSpecs, ConvertPairs) {
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-  // Of 16 keys and 16 columns two products of keys, two of values, m16n8k16; of up to eight rows values need one, and
-  // keys of int8 half of one of m16n8k32, whose operand is the code.
+  // Of 16 keys and 16 columns: values are multiplied by each eight rows, by m16n8k16; keys of e4m3 by all in two products,
+  // keys of int8 by each eight in one, of two columns each by m16n8k32, whose operand is the code.
   const std::int64_t blocks = plan.spec->tile_kv * GetParam().head_dim / (16 * 16);
   const bool is_int8 = GetParam().codes == Dtype::i8;
-  const bool has_few = has_few_rows(plan.spec->as<Sm90DecodeSpec>());
+  const bool has_few = has_few_rows(plan.spec.as<Sm90DecodeSpec>());
   EXPECT_EQ(has_few, 4 * GetParam().seqlen_q <= kFewDecodeRows);
-  const std::int64_t codes_of_keys = has_few && is_int8 ? 0 : 2;
-  EXPECT_EQ(count(*code, "HMMA.16816.F32 "), blocks * (codes_of_keys + (has_few ? 1 : 2)));
-  EXPECT_EQ(count(*code, "IMMA.16832.S8.S8 "), has_few && is_int8 ? blocks : 0);
-  // And of keys, of values four pairs that become f16.
-  const std::int64_t pairs = blocks * (2 * codes_of_keys + 4);
-  EXPECT_EQ(count(*code, "F2FP.F16.E4M3.UNPACK_B"), is_int8 ? 0 : pairs);
-  EXPECT_EQ(count(*code, "HADD2 "), is_int8 ? pairs : 0);
+  const int eights = has_few ? 1 : 2;
+  EXPECT_EQ(count(*code, "HMMA.16816.F32 "), blocks * (eights + (is_int8 ? 0 : 2)));
+  EXPECT_EQ(count(*code, "IMMA.16832.S8.S8 "), is_int8 ? blocks * eights : 0);
+  // Four pairs of values become f16, and of keys of e4m3.
+  EXPECT_EQ(count(*code, "F2FP.F16.E4M3.UNPACK_B"), is_int8 ? 0 : 8 * blocks);
+  EXPECT_EQ(count(*code, "HADD2 "), is_int8 ? 4 * blocks : 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, HopperCodedSpecs,
@@ -100,6 +99,11 @@ INSTANTIATE_TEST_SUITE_P(All, HopperCodedSpecs,
                                                  .codes = Dtype::i8,
                                                  .head_dim = 128,
                                                  .seqlen_q = 1,
+                                                 .is_hopper = true},
+                                           Shape{.name = "int8_many_rows",
+                                                 .codes = Dtype::i8,
+                                                 .head_dim = 128,
+                                                 .seqlen_q = 3,
                                                  .is_hopper = true},
                                            Shape{.name = "int8_slots",
                                                  .codes = Dtype::i8,
