@@ -8,8 +8,8 @@
 
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
-#include "problem/input_codes.hpp"
 #include "problem/compile_mode.hpp"
+#include "problem/input_codes.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
