@@ -643,7 +643,7 @@ def plan(
         Workers that the workspace is for; 0: those of the process.
     compile : str
         ``"complete"``: the plan is ready when its GPU kernels are, which takes seconds where nobody has compiled them.
-        ``"staged"``: it is ready as soon as a kernel is that compiles in half a second and runs at about half the speed;
+        ``"staged"``: it is ready as soon as a kernel is that compiles in half a second and runs two to five times slower;
         the others are compiled meanwhile and run the calls that begin afterwards, rounded differently: `Plan.is_final`,
         `Plan.wait`. ``"auto"``: the variable ``FOVEA_COMPILE``, else complete.
     **features
