@@ -135,7 +135,8 @@ cuda::Sm90DecodeSpec decode_of_label(const std::string& label, const ForwardProb
   spec.takes_groups = spec.has_groups && has("groups");
   const auto splits = static_cast<std::uint32_t>(max_splits(spec, problem));
   spec.ctas_of_cluster = has("cluster") ? static_cast<std::int32_t>(std::bit_ceil(splits)) : 1;
-  const int step = std::max(sm90_decode_parts(spec) / spec.slices_of_box, sm90_decode_loaders(spec));
+  const int step =
+      std::max(sm90_decode_parts(spec) / spec.slices_of_box, sm90_decode_loaders(spec));
   while (sm90_decode_layout(spec).bytes > device.shared_bytes_per_cta) spec.stages -= step;
   return spec;
 }

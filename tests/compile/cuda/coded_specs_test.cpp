@@ -80,8 +80,8 @@ TEST_P(HopperCodedSpecs, ConvertPairs) {
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   const auto code = machine_code(cubin);
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
-  // Of 16 keys and 16 columns: values are multiplied by each eight rows, by m16n8k16; keys of e4m3 by all in two products,
-  // keys of int8 by each eight in one, of two columns each by m16n8k32, whose operand is the code.
+  // Of 16 keys and 16 columns: values are multiplied by each eight rows, m16n8k16; keys of e4m3 by all rows in two
+  // products, keys of int8 by each eight in one, or half of two of m16n8k32, whose operand is the code.
   const std::int64_t blocks = plan.spec->tile_kv * GetParam().head_dim / (16 * 16);
   const bool is_int8 = GetParam().codes == Dtype::i8;
   const bool has_few = has_few_rows(plan.spec.as<Sm90DecodeSpec>());

@@ -25,7 +25,8 @@
 // again, key by key.
 //
 // Keys and values may be codes of 8 bits (sm90/decode_coded): half the bytes, so that slices are of 32 keys and boxes
-// of 128. Their scales come beside them by cp.async; codes become operands in registers.
+// of 128 (over pages of 64). Their scales come beside them by cp.async; codes become operands in registers, of which
+// those that compute get what a warpgroup of helpers leaves. Rows are eights there, one or two of a warp.
 //
 // Chapters, in decode/:
 //
@@ -33,7 +34,7 @@
 //   box_walk.cuh  which boxes of keys the rows see, and which slices of them
 //   load.cuh      which splits a CTA has; keys and values on their way in, pages too
 //   scales.cuh    those of codes on their way in
-//   codes.cuh     products of codes
+//   codes.cuh     slices of codes
 //   compute.cuh   slices, and what all warps' sums together are
 //   fold.cuh      states of splits made one, in their order
 //   unit.cuh      those of several splits of a CTA

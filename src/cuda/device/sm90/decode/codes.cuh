@@ -8,19 +8,20 @@
 // each chunk of 16 columns 2 (l / 4) and the next. So eight rows take half of the products of values that sixteen do,
 // and half of the registers for sums.
 //
-//   K of int8   are multiplied as they lie, by m16n8k32: rows 0 to 7 of A are upper bytes of Q in fixed point, rows 8 to
-//               15 lower ones. Sums are integers, and exact. chunk c of 16 codes: lane l has codes 4 (l % 4) to + 3; of Q
-//               the same
+//   K of int8   are multiplied as they lie, by m16n8k32: rows 0 to 7 of A are upper bytes of Q in fixed point, rows 8
+//               to 15 lower ones. Sums are integers, and exact. Chunk c of 16 codes: lane l has codes 4 (l % 4) to
+//               4 (l % 4) + 3; of Q the same
 //   K of e4m3   become f16 by one instruction a pair; rows 8 to 15 of A are the other eight, or zeros
-//   V           ldmatrix.trans: of chunk c and keys 2 (l % 4), 2 (l % 4) + 1 columns 2 (l / 4), 2 (l / 4) + 1; even ones
-//               are rows 0 to 7 of A, odd ones 8 to 15. They become f16: of int8 2.5 instructions a pair, of e4m3 1.5
+//   V           ldmatrix.trans: of chunk c and keys 2 (l % 4), 2 (l % 4) + 1 columns 2 (l / 4), 2 (l / 4) + 1; even
+//               ones are rows 0 to 7 of A, odd ones 8 to 15. They become f16: of int8 2.5 instructions a pair, of
+//               e4m3 1.5
 //
 // Fixed point has 2^14 steps up to the power of two above a row's greatest element. An element below 2^-6 of that keeps
-// fewer bits than bf16 has; what it loses is a 64th of what the greatest one lost when it was rounded. Rows with infinity
-// or NaN become NaN, so that they are computed key by key. Operands in f16 have the range of neither bf16 nor scales:
-// each row of Q is divided by a power of two, and weights by the least power of two that no scale of a value so far is
-// above; the products that they are made of are multiplied by it again. Of Q in f16 an element keeps all its bits down
-// to 2^-31 of its row's greatest. Weights keep the 11 bits of f16 down to 2^-21 of the greatest.
+// fewer bits than bf16 has; what it loses is a 64th of what the greatest one lost when it was rounded. Rows with
+// infinity or NaN become NaN, so that they are computed key by key. Operands in f16 have the range of neither bf16 nor
+// scales: each row of Q is divided by a power of two, and weights by the least power of two that no scale of a value so
+// far is above; the products that they are made of are multiplied by it again. Of Q in f16 an element keeps all its
+// bits down to 2^-31 of its row's greatest. Weights keep the 11 bits of f16 down to 2^-21 of the greatest.
 #pragma once
 
 #include "common/f16_codes.cuh"
