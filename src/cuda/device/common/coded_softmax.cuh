@@ -16,8 +16,9 @@
 // is set kHeadroom octaves below the row's maximum, to the nearest: 2^-14 of a p of that much is 0, below 2^-13 it is
 // coarse. A row's first reference leaves four octaves more room, for what its first tile has not seen: few keys, where
 // a mask cuts it. Not where the codes of average keys, whose scores are 0, would no longer be normal numbers: there the
-// greatest lies far above all others, and those that are small weigh as much together. And not where a program makes
-// the scores, whose average nobody knows.
+// greatest lies far above all others, and those that are small weigh as much together. Unless the scores are sharp, so
+// that it does not: each lane's greatest is more than kSharp of the row's. And not where a program makes the scores,
+// whose average nobody knows.
 //
 // Full tiles make codes from the old reference at once and look for any that is kLeastHigh or more, while scores are
 // still in their registers: then maximum, new reference, codes again. Both ways move a reference where the maximum is
@@ -81,6 +82,7 @@ struct CodedRows : CommonPart<kind> {
   static constexpr int kHeadroom = 7;
   static constexpr int kFirstHeadroom = 3;
   static constexpr float kFarthestFirst = 6.0F + kFirstHeadroom;  // 2^-6 is the least normal number
+  static constexpr float kSharp = 0.4F;
   /// The first code that asks for a new reference, the last but one that is a number; its scores begin at 8.6875. So
   /// rows above kJump are always asked, and up to it codes are numbers.
   static constexpr float kJump = 8.7F;
@@ -107,9 +109,16 @@ struct CodedRows : CommonPart<kind> {
   template <bool is_first>
   FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float headroom, bool = false) {
     const float jump = rounds_exponentials ? headroom : kJump;
-    float top[2];
-    fragment_maxima(s, top,
-                    [&](int r, float x) { return kAreCodes ? (x - kOrigin) * unit[r] : x; });
+    float top[2], least[2] = {};  // of the row, and of what its four lanes have for greatest
+    fragment_maxima(
+        s, top, [&](int r, float x) { return least[r] = kAreCodes ? (x - kOrigin) * unit[r] : x; });
+    if constexpr (is_first && kAreCodes) {
+#pragma unroll
+      for (float& of_lanes : least) {
+        of_lanes = ptx::min_ftz(of_lanes, ptx::shfl_bfly(of_lanes, 1));
+        of_lanes = ptx::min_ftz(of_lanes, ptx::shfl_bfly(of_lanes, 2));
+      }
+    }
     bool is_raised[2], starts_anew[2] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -126,8 +135,9 @@ struct CodedRows : CommonPart<kind> {
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     factor[0] = factor[1] = 1.0F;  // or the compiler keeps those of the step before
     if (is_any) {
-      move<is_first>(0, top[0], headroom, is_raised[0]);
-      move<is_first>(1, top[1], headroom, is_raised[1]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        move<is_first>(r, top[r], least[r] > kSharp * top[r], headroom, is_raised[r]);
       if constexpr (kAreNatural) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -280,8 +290,8 @@ struct CodedRows : CommonPart<kind> {
   }
 
   template <bool is_first>
-  FOVEA_DEVICE_MEMBER void move(int r, float top, float headroom, bool is_raised) {
-    const bool leaves_room = kAreCodes && is_first && !(top > kFarthestFirst);
+  FOVEA_DEVICE_MEMBER void move(int r, float top, bool is_sharp, float headroom, bool is_raised) {
+    const bool leaves_room = kAreCodes && is_first && (is_sharp || !(top > kFarthestFirst));
     float next = whole_octave(top) - static_cast<float>(leaves_room ? kFirstHeadroom : kHeadroom);
     if constexpr (rounds_exponentials) next = top - headroom;
     if (is_huge_row(r)) next = top;

@@ -73,8 +73,8 @@ struct CodeScores<spec, true> {
 
   /// What is beside this lane's keys of a kv tile.
   FOVEA_DEVICE_MEMBER const QuantizedKeys* keys_of(std::int32_t kv_idx) const {
-    return warp.cta.p.quantized.keys +
-           (std::int64_t{first_tile + kv_idx} * kScalesOfTile + warp.cta.lane % kScalesOfTile);
+    return warp.cta.p.quantized.keys + warp.cta.lane % kScalesOfTile +
+           std::int64_t{first_tile + kv_idx} * kScalesOfTile;
   }
 
   /// Of a kv tile before its product is issued; it is the one that was looked further to, but for a row tile's first.
@@ -88,21 +88,27 @@ struct CodeScores<spec, true> {
     scale_ahead = ptx::ld_global(&keys_of(next.idx())->scale);
   }
 
+  /// Likewise, where there are keys. Behind the last tile the first is asked for once more: without a branch.
+  FOVEA_DEVICE_MEMBER void look_further(KvTile next) {
+    scale_ahead = ptx::ld_global(&keys_of(next.idx())->scale);
+  }
+
   /// Where sums begin, of a row tile's first product.
   FOVEA_DEVICE_MEMBER void begin_sums() {
 #pragma unroll
     for (std::int32_t& sum : sums) sum = ptx::bit_cast<std::int32_t>(kIntegerOrigin);
   }
 
-  /// Of all others: in the place of the scores before, which are done with. `zero`: see Sm90ForwardParams.
-  /// Note: plain moves ptxas puts behind the barrier of the turn, where the tensor cores wait for them.
-  FOVEA_DEVICE_MEMBER void begin_sums_behind(const float (&s)[kScores], float zero) {
-    const auto none = ptx::bit_cast<std::uint32_t>(zero);
+  /// Of all others: in the place of the scores before, which are done with. Whatever they were, these bits come of them,
+  /// which ptxas does not see: plain moves it puts behind the barrier of the turn, where the tensor cores wait for them,
+  /// and a 0 from memory, to hide it by, took longer to come than a quarter of the starts.
+  FOVEA_DEVICE_MEMBER void begin_sums_behind(const float (&s)[kScores]) {
+    constexpr std::uint32_t kSomeBits = 0x4b000000U;
     const auto origin = ptx::bit_cast<std::uint32_t>(kIntegerOrigin);
 #pragma unroll
     for (int i = 0; i < kScores; ++i) {
       sums[i] = static_cast<std::int32_t>(
-          ptx::ordered_and_or(ptx::bit_cast<std::uint32_t>(s[i]), none, origin));
+          ptx::ordered_and_or(ptx::bit_cast<std::uint32_t>(s[i]), kSomeBits, origin));
     }
   }
 

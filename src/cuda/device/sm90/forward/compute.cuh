@@ -238,20 +238,48 @@ struct Compute {
   /// full.
   template <bool is_known_full>
   FOVEA_DEVICE_MEMBER bool products(const RowTile& tile) {
+    constexpr bool kKeepsCodes = Scores<spec, Mods>::kKeepsCodes;
+    constexpr bool kSumsAreLong = spec.sums_codes && spec.head_dim_v > 64;
+    if constexpr (kKeepsCodes && !kSumsAreLong) return products_of_codes<is_known_full>(tile);
     scores.begin_sums_behind();
     await_keys();
     const KvTile of_sums = scores.kv_tile;
     scores.template look_ahead<is_known_full>(tile, next);
     // Codes take so few instructions that what stands before a turn is in nobody's shadow; behind it, products are.
-    constexpr bool kLooksLate = Scores<spec, Mods>::kKeepsCodes;
     bool is_next_full = false;
-    if constexpr (!kLooksLate) is_next_full = find_next(tile);
+    if constexpr (!kKeepsCodes) is_next_full = find_next(tile);
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
     pass_turn();
     look_at_values(first_tile(), of_sums);
-    if constexpr (kLooksLate) is_next_full = find_next(tile);
+    if constexpr (kKeepsCodes) is_next_full = find_next(tile);
+    ptx::wgmma_wait_group<1>();
+    release_keys();
+    return is_next_full;
+  }
+
+  /// The same where scores stay codes and sums are too short to hide a search behind them, or their exponentials wait
+  /// for it: all latencies of such a step count. Loads are asked for before the starts of sums, and read a product
+  /// later; what makes the tile after it known as uniform stands behind the products.
+  template <bool is_known_full>
+  FOVEA_DEVICE_MEMBER bool products_of_codes(const RowTile& tile) {
+    const KvTile of_sums = scores.kv_tile;
+    scores.template look_ahead<is_known_full>(tile, next);
+    if constexpr (is_known_full && spec.sums_codes)
+      sums.look_at_values(first_tile() + of_sums.idx());
+    else
+      look_at_values(first_tile(), of_sums);
+    scores.begin_sums_behind();
+    await_keys();
+    const KvTile posted_next{ptx::ld_shared<std::uint32_t>(cta.kv_tile_at(k.stage) + 4)};
+    scores.codes.look_further(posted_next);
+    await_turn();
+    issue_scores(q_stage_of_last());
+    issue_sums();
+    pass_turn();
+    const bool is_next_full = ptx::vote_any(posted_next.is_full());
+    next = {ptx::shfl_idx(posted_next.word, 0)};
     ptx::wgmma_wait_group<1>();
     release_keys();
     return is_next_full;

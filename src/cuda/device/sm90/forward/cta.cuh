@@ -144,7 +144,7 @@ struct KvRows {
 };
 
 /// A kv tile that a row tile visits: its index, the pass, and whether every row sees all of it and it is the pass of
-/// all values. none(): there is none any more, and that is not full either.
+/// all values. none(): there is none any more, and that is not full either; a pass that there is not, of tile 0.
 struct KvTile {
   std::uint32_t word;  // is_full, 3 bits of the pass, 28 of the index
 
@@ -152,7 +152,7 @@ struct KvTile {
     return {(is_full && pass == Pass::all ? 0x80000000U : 0U) |
             (static_cast<std::uint32_t>(pass) & 7U) << 28U | static_cast<std::uint32_t>(idx)};
   }
-  FOVEA_DEVICE KvTile none() { return {0x7fffffffU}; }
+  FOVEA_DEVICE KvTile none() { return {0x50000000U}; }
   FOVEA_DEVICE_MEMBER std::int32_t idx() const {
     return static_cast<std::int32_t>(word & 0x0fffffffU);
   }

@@ -89,7 +89,7 @@ struct Scores {
   }
   FOVEA_DEVICE_MEMBER void begin_sums_behind() {
     if constexpr (kKeepsCodes)
-      codes.begin_sums_behind(s, warp.cta.p.zero);
+      codes.begin_sums_behind(s);
     else
       begin_sums();
   }

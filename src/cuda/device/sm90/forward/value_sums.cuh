@@ -66,8 +66,12 @@ struct ValueSums<spec, Rows, true> {
   /// While a tile of them is multiplied; below 0: there are none. Indicators are codes of 1, and have no scale.
   FOVEA_DEVICE_MEMBER void look_at_values(std::int32_t tile, KvTile of) {
     scale = 1.0F;
-    if (tile >= 0 && !is_indicator(of.pass()))
-      scale = ptx::ld_global(warp.cta.p.values.scales + tile);
+    if (tile >= 0 && !is_indicator(of.pass())) look_at_values(tile);
+  }
+
+  /// Where there are values, and it is their pass.
+  FOVEA_DEVICE_MEMBER void look_at_values(std::int32_t tile) {
+    scale = ptx::ld_global(warp.cta.p.values.scales + tile);
   }
 
   FOVEA_DEVICE_MEMBER void issue(const typename Rows::Probabilities& p, SharedAddress values) {
