@@ -193,6 +193,32 @@ TEST(EmulatedQuantized, ReferencesRiseWhereScoresDo) {
   EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
 }
 
+/// One key that weighs as much as a thousand average ones, in the tile that is visited first: its row's first reference
+/// leaves no room, or the codes of all others would be 0.
+TEST(EmulatedQuantized, AverageKeysCountBesideOneThatRules) {
+  const Case problem = case_named("coded_full_d128");
+  CaseMemory memory(problem);
+  const auto noise = [](std::int64_t i) { return static_cast<double>(i * 7919 % 101 - 50) / 50; };
+  const std::int64_t row = problem.num_heads_kv * problem.head_dim_qk;
+  const std::int64_t ruler = problem.seqlen_kv - 8;
+  const auto key_of = [&](std::int64_t i) { return i / row % problem.seqlen_kv; };
+  memory.q.fill([&](std::int64_t i) { return 1 + noise(i) / 8; });
+  memory.k.fill([&](std::int64_t i) { return noise(i) / 8 + (key_of(i) == ruler ? 0.65 : 0); });
+  memory.v.fill([&](std::int64_t i) { return key_of(i) == ruler ? 0.0 : 1.0; });
+  memory.poison_outputs();
+  const AttentionForward args = memory.args();
+  AttentionForward exact = args;
+  exact.quant = Quantization{};
+  const reference::ForwardResult expected = reference::attention_forward(exact);
+  Emulation emulation;
+  run_args(run_quantized, problem.label, args, sectioned_hopper(), emulation);
+  EXPECT_EQ(emulation.findings, "");
+  Tolerance error_of_recipe = tolerances(args, expected, ComputeDtype::bf16).out;
+  error_of_recipe.absolute = 0.03;  // of outputs of 0.3
+  error_of_recipe.norm = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(difference({"out", args.out, expected.out, error_of_recipe}), "");
+}
+
 /// What the kernel before attention leaves of an operand, and what the library's own quantisers do.
 struct Rounded {
   std::vector<std::int8_t> codes;

@@ -85,7 +85,7 @@ struct CodeScores<spec, true> {
     scale_ahead = 1.0F;
     const std::int32_t seqlen_kv = warp.cta.place_of(tile).seqlen_kv;
     if (next.is_none() || next.idx() * spec.tile_kv >= seqlen_kv) return;  // there are no keys
-    scale_ahead = ptx::ld_global(&keys_of(next.idx())->scale);
+    look_further(next);
   }
 
   /// Likewise, where there are keys. Behind the last tile the first is asked for once more: without a branch.
