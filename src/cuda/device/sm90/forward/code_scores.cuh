@@ -99,9 +99,9 @@ struct CodeScores<spec, true> {
     for (std::int32_t& sum : sums) sum = ptx::bit_cast<std::int32_t>(kIntegerOrigin);
   }
 
-  /// Of all others: in the place of the scores before, which are done with. Whatever they were, these bits come of them,
-  /// which ptxas does not see: plain moves it puts behind the barrier of the turn, where the tensor cores wait for them,
-  /// and a 0 from memory, to hide it by, took longer to come than a quarter of the starts.
+  /// Of all others: in the place of the scores before, which are done with. Whatever they were, the same bits come of
+  /// them, as ptxas does not see. Plain moves it puts behind the barrier of the turn, where the tensor cores wait for
+  /// them, and a 0 from memory, to hide it by, took longer to come than a quarter of the starts.
   FOVEA_DEVICE_MEMBER void begin_sums_behind(const float (&s)[kScores]) {
     constexpr std::uint32_t kSomeBits = 0x4b000000U;
     const auto origin = ptx::bit_cast<std::uint32_t>(kIntegerOrigin);
