@@ -23,12 +23,15 @@ struct IntLine {
 /// A number of this size times log2 e may be no float.
 constexpr double kHuge = 0x1p100;
 
-/// A float along the keys.
+/// A float along the keys: slope * kv_idx + height * abs(kv_idx - bend), and what a row has in common.
 struct FloatLine {
   NodePtr slope;  // null: 0
   bool has_score = false;
+  NodePtr height = nullptr;  // null: there is no bend
+  NodePtr bend = nullptr;
 };
 
+/// Null is 0.
 NodePtr sum(Op op, const NodePtr& a, const NodePtr& b) {
   if (b == nullptr) return a;
   if (a == nullptr) return op == Op::sub ? make(Op::neg, {b}) : b;
@@ -37,11 +40,17 @@ NodePtr sum(Op op, const NodePtr& a, const NodePtr& b) {
 
 class Finder {
  public:
-  NodePtr slope_of(const NodePtr& root) {
+  std::optional<ScoreLine> line_of(const NodePtr& root) {
     for (const Node* node : topological(*root)) visit(*node);
     const std::optional<FloatLine>& line = facts_.at(root->digest).line;
-    if (!line || !line->has_score) return nullptr;
-    return line->slope == nullptr ? make_constant(0.0) : simplify(line->slope);
+    if (!line || !line->has_score) return std::nullopt;
+    const auto slope = [&](Op op) {
+      const NodePtr slope = sum(op, line->slope, line->height);
+      return slope == nullptr ? make_constant(0.0) : simplify(slope);
+    };
+    if (line->bend == nullptr) return ScoreLine{.slope = slope(Op::add)};
+    return ScoreLine{
+        .slope = slope(Op::sub), .bend = simplify(line->bend), .slope_behind = slope(Op::add)};
   }
 
  private:
@@ -127,10 +136,16 @@ class Finder {
       case Op::variable:
         return FloatLine{.slope = nullptr, .has_score = true};
       case Op::to_float: {
+        const NodePtr& integer = node.operands[0];
+        if (integer->type != ExprType::integer) return std::nullopt;
+        if (integer->op == Op::abs) return distance(integer->operands[0]);
         const IntLine& line = operand(node, 0).integer;
-        if (node.operands[0]->type != ExprType::integer || line.wraps()) return std::nullopt;
+        if (line.wraps()) return std::nullopt;
         return FloatLine{.slope = make_constant(static_cast<double>(line.slope))};
       }
+      case Op::abs:
+        if (node.operands[0]->op != Op::to_float) return std::nullopt;
+        return distance(node.operands[0]->operands[0]);
       case Op::add:
       case Op::sub:
         return float_sum(node);
@@ -154,7 +169,23 @@ class Finder {
     if (!a || !b || operand(node, 0).may_be_huge || operand(node, 1).may_be_huge)
       return std::nullopt;
     if (b->has_score && (a->has_score || node.op == Op::sub)) return std::nullopt;
-    return FloatLine{sum(node.op, a->slope, b->slope), a->has_score || b->has_score};
+    if (a->bend != nullptr && b->bend != nullptr && a->bend->digest != b->bend->digest)
+      return std::nullopt;
+    return FloatLine{.slope = sum(node.op, a->slope, b->slope),
+                     .has_score = a->has_score || b->has_score,
+                     .height = sum(node.op, a->height, b->height),
+                     .bend = a->bend != nullptr ? a->bend : b->bend};
+  }
+
+  /// From the key where this int is 0.
+  std::optional<FloatLine> distance(const NodePtr& of) const {
+    if (of->type != ExprType::integer) return std::nullopt;
+    const IntLine& line = facts_.at(of->digest).integer;
+    if (std::abs(line.slope) != 1 || line.largest > kMostInts - kMostPositions) return std::nullopt;
+    return FloatLine{
+        .slope = nullptr,
+        .height = make_constant(1.0),
+        .bend = make(line.slope == 1 ? Op::sub : Op::add, {make_variable(Variable::kv_idx), of})};
   }
 
   /// Where operand `factor` does not depend on the key.
@@ -169,7 +200,10 @@ class Finder {
   template <typename Scale>
   static std::optional<FloatLine> scaled(const Facts& facts, Scale scale) {
     if (!facts.line || facts.line->has_score) return std::nullopt;
-    return FloatLine{.slope = facts.line->slope == nullptr ? nullptr : scale(facts.line->slope)};
+    const auto scaled = [&](const NodePtr& x) { return x == nullptr ? nullptr : scale(x); };
+    return FloatLine{.slope = scaled(facts.line->slope),
+                     .height = scaled(facts.line->height),
+                     .bend = facts.line->bend};
   }
 
   std::unordered_map<Digest, Facts, DigestHash> facts_;
@@ -177,6 +211,11 @@ class Finder {
 
 }  // namespace
 
-NodePtr score_slope(const NodePtr& score) { return Finder().slope_of(score); }
+std::optional<ScoreLine> score_line(const NodePtr& score) { return Finder().line_of(score); }
+
+NodePtr score_slope(const NodePtr& score) {
+  const std::optional<ScoreLine> line = score_line(score);
+  return line && !line->is_bent() ? line->slope : nullptr;
+}
 
 }  // namespace fovea::expr

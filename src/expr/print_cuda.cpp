@@ -19,6 +19,7 @@
 #include "expr/print.hpp"
 #include "expr/softcap.hpp"
 #include "expr/split_loads.hpp"
+#include "expr/visible_score.hpp"
 
 namespace fovea::expr {
 
@@ -79,9 +80,9 @@ class Printer {
     if (tangent_ && *tangent_ != nullptr)
       slots_.add_all(IntervalProgram(*tangent_).nodes(), ProgramRole::score);
     // A line along the keys and limits of a row ask for less than parts do.
-    if (!is_score(*score)) slope_ = score_slope(score);
+    if (!is_score(*score)) line_ = score_line(score);
     cap_ = cap_of(score);
-    if (slope_ == nullptr && cap_ == nullptr) split_score_ = split_loads(score);
+    if (!has_slope() && cap_ == nullptr) split_score_ = split_loads(score);
     if (!limits_) split_mask_ = split_loads(mask);
   }
 
@@ -98,6 +99,7 @@ class Printer {
         "struct Mods {{\n"
         "  static constexpr bool has_score = {};\n"
         "  static constexpr bool has_score_slope = {};\n"
+        "  static constexpr bool has_score_bend = {};\n"
         "  static constexpr bool has_softcap = {};\n"
         "  static constexpr bool has_score_parts = {};\n"
         "  static constexpr bool has_mask = {};\n"
@@ -108,9 +110,9 @@ class Printer {
         "}};\n\n"
         "}}  // namespace program\n"
         "using program::Mods;\n",
-        has_score, slope_ != nullptr, cap_ != nullptr, split_score_.has_value(), has_mask,
+        has_score, has_slope(), has_bend(), cap_ != nullptr, split_score_.has_value(), has_mask,
         mask_reads_tensors, limits_.has_value(), split_mask_.has_value(), score_function(),
-        derivative_function(), tangent_function(), slope_function(), cap_function(),
+        derivative_function(), tangent_function(), line_functions(), cap_function(),
         part_functions(split_score_, ProgramRole::score), mask_function(), limit_functions(),
         part_functions(split_mask_, ProgramRole::mask), tile_function(), site_functions());
     return std::move(program_);
@@ -166,16 +168,29 @@ class Printer {
         parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
   }
 
-  std::string slope_function() {
-    if (slope_ == nullptr) return "";
-    const IntervalProgram program(slope_);
-    const CudaBody body = print_body({program, ProgramRole::score, Domain::value, names_}, slots_);
-    return fmt::format(
+  /// Lines are straight, or bent at a key.
+  bool has_slope() const { return line_ && !line_->is_bent(); }
+  bool has_bend() const { return line_ && line_->is_bent(); }
+
+  std::string line_functions() {
+    if (!line_) return "";
+    const std::string slope =
         "  // The same as a line along the keys: score + score(0, at a first key) + score_slope * "
-        "(kv_idx - first).\n"
-        "  FOVEA_DEVICE float score_slope({}, {}) {{\n{}    return {};\n  }}\n\n",
-        parameter("const Position&", "at", body.reads_variables),
-        parameter("const Captures&", "captures", body.reads_captures), body.lines, body.result);
+        "(kv_idx - first).\n" +
+        line_function("float", "score_slope", line_->slope);
+    if (!has_bend()) return slope + "\n";
+    return slope + "  // So it is up to this key; and behind it with the other slope.\n" +
+           line_function("Int", "score_bend", line_->bend) +
+           line_function("float", "score_slope_behind", line_->slope_behind) + "\n";
+  }
+
+  std::string line_function(std::string_view type, std::string_view name, const NodePtr& formula) {
+    const IntervalProgram program(formula);
+    const CudaBody body = print_body({program, ProgramRole::score, Domain::value, names_}, slots_);
+    return fmt::format("  FOVEA_DEVICE {} {}({}, {}) {{\n{}    return {};\n  }}\n", type, name,
+                       parameter("const Position&", "at", body.reads_variables),
+                       parameter("const Captures&", "captures", body.reads_captures), body.lines,
+                       body.result);
   }
 
   std::string cap_function() {
@@ -346,7 +361,8 @@ class Printer {
   IntervalProgram score_, mask_;
   NodePtr derivative_;
   std::optional<NodePtr> tangent_;
-  NodePtr slope_, cap_;
+  std::optional<ScoreLine> line_;
+  NodePtr cap_;
   std::vector<CapturedDerivative> sites_;
   std::vector<std::string> gradients_;
   std::optional<SplitLoads> split_score_, split_mask_;
@@ -355,15 +371,19 @@ class Printer {
   CudaSlots slots_;
 };
 
+/// As kernels need it: they hide what the mask does, whatever its score is.
+NodePtr printed_score(const ScoreMod& score, const MaskMod& mask) {
+  return score_where_visible(simplify(score.expr().shared()), simplify(mask.expr().shared()));
+}
+
 }  // namespace
 
 CudaProgram print_cuda(const ScoreMod& score, const MaskMod& mask, SlotNames names) {
-  return Printer(simplify(score.expr().shared()), simplify(mask.expr().shared()), {}, names)
-      .print();
+  return Printer(printed_score(score, mask), simplify(mask.expr().shared()), {}, names).print();
 }
 
 CudaProgram print_cuda_gradient(const ScoreMod& score, const MaskMod& mask, SlotNames names) {
-  const NodePtr formula = simplify(score.expr().shared());
+  const NodePtr formula = printed_score(score, mask);
   return Printer(formula, simplify(mask.expr().shared()),
                  {.by_score = derivative_by_score(formula)}, names)
       .print();
@@ -371,7 +391,7 @@ CudaProgram print_cuda_gradient(const ScoreMod& score, const MaskMod& mask, Slot
 
 CudaProgram print_cuda_tangent(const ScoreMod& score, const MaskMod& mask,
                                const std::vector<CapturedTensor>& tangents, SlotNames names) {
-  const NodePtr formula = simplify(score.expr().shared());
+  const NodePtr formula = printed_score(score, mask);
   return Printer(formula, simplify(mask.expr().shared()),
                  {.by_score = derivative_by_score(formula),
                   .by_tangents = captured_tangent(score.expr().shared(), tangents)},
@@ -381,7 +401,7 @@ CudaProgram print_cuda_tangent(const ScoreMod& score, const MaskMod& mask,
 
 CudaProgram print_cuda_captured(const ScoreMod& score, const MaskMod& mask,
                                 const std::vector<std::string>& gradients, SlotNames names) {
-  const NodePtr formula = simplify(score.expr().shared());
+  const NodePtr formula = printed_score(score, mask);
   std::vector<CapturedDerivative> sites = captured_derivatives(formula);
   std::erase_if(sites, [&](const CapturedDerivative& site) {
     return std::ranges::find(gradients, site.slot) == gradients.end();

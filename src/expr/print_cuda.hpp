@@ -3,7 +3,7 @@
 // host compiler both read it.
 //
 //   struct Mods {
-//     static constexpr bool has_score, has_score_slope, has_softcap, has_score_parts;
+//     static constexpr bool has_score, has_score_slope, has_score_bend, has_softcap, has_score_parts;
 //     static constexpr bool has_mask, mask_reads_tensors, has_kv_limits, has_mask_parts;
 //     static float score(float score, const Position&, const Captures&);     // after the scale
 //     static constexpr bool has_score_derivative;                            // of gradients alone; else it is 1
@@ -15,6 +15,8 @@
 //     static float score_slope(const Position&, const Captures&);            // where has_score_slope: the score is
 //                                                                            // score + score(0, first) + slope *
 //                                                                            (kv_idx - first)
+//     static Int score_bend(const Position&, const Captures&);               // where has_score_bend: so it is up to
+//     static float score_slope_behind(const Position&, const Captures&);     // this key, and with this slope behind it
 //     static float softcap(const Captures&);                                 // where has_softcap: the score is
 //                                                                            // softcap * tanh(score / softcap)
 //     static bool mask(const Position&, const Captures&);                    // true: visible

@@ -14,6 +14,9 @@ struct PrintedProgram {
   program::Int (*kv_last)(const Position& at, const Captures& captures) = nullptr;
   /// Null where the program adds no line along the keys.
   float (*score_slope)(const Position& at, const Captures& captures) = nullptr;
+  /// Null where the line is straight.
+  program::Int (*score_bend)(const Position& at, const Captures& captures) = nullptr;
+  float (*score_slope_behind)(const Position& at, const Captures& captures) = nullptr;
   /// The programs again, from what is loaded once for each key and row; null where nothing is.
   float (*score_by_parts)(float score, const Position& at, const Captures& captures) = nullptr;
   bool (*mask_by_parts)(const Position& at, const Captures& captures) = nullptr;
@@ -36,7 +39,12 @@ constexpr PrintedProgram printed_program() {
     result.kv_first = &Mods::kv_first;
     result.kv_last = &Mods::kv_last;
   }
-  if constexpr (Mods::has_score_slope) result.score_slope = &Mods::score_slope;
+  if constexpr (Mods::has_score_slope || Mods::has_score_bend)
+    result.score_slope = &Mods::score_slope;
+  if constexpr (Mods::has_score_bend) {
+    result.score_bend = &Mods::score_bend;
+    result.score_slope_behind = &Mods::score_slope_behind;
+  }
   if constexpr (Mods::has_score_parts) {
     result.score_by_parts = [](float score, const Position& at, const Captures& captures) {
       return Mods::score_by_parts(score, at, Mods::score_key(without_row(at), captures),

@@ -132,6 +132,7 @@ TEST(PrintedProgram, PartsOfKeysAndRowsMakeTheWhole) {
 /// As a kernel has it: from the value at a first key, beside what the oracle says further on.
 TEST(PrintedProgram, SlopesAreWhatTheScoreGrowsByFromKeyToKey) {
   int num_lines = 0;
+  int num_bends = 0;
   for_all_cases([&](const Case& each, const PrintedProgram& printed) {
     if (printed.score_slope == nullptr) return;
     ++num_lines;
@@ -146,15 +147,27 @@ TEST(PrintedProgram, SlopesAreWhatTheScoreGrowsByFromKeyToKey) {
       const double base = printed.score(0.0F, first, each.captures);
       const double slope = printed.score_slope(first, each.captures);
       at.kv_idx += draw.below(128);
+      // From the first key to the bend by one slope, from there on by the other.
+      std::int64_t bend = at.kv_idx;
+      double slope_behind = slope;
+      if (printed.score_bend != nullptr) {
+        bend = std::clamp<std::int64_t>(printed.score_bend(first, each.captures).value,
+                                        first.kv_idx, at.kv_idx);
+        slope_behind = printed.score_slope_behind(first, each.captures);
+        num_bends += first.kv_idx < bend && bend < at.kv_idx ? 1 : 0;
+      }
       const double expected = oracle(testing::oracle_position(at)) - at.score;
       if (!std::isfinite(expected)) continue;
-      const double got = base + slope * (at.kv_idx - first.kv_idx);
-      const double largest = std::fabs(slope) * std::max(at.kv_idx, at.q_idx);
+      const double got = base + slope * static_cast<double>(bend - first.kv_idx) +
+                         slope_behind * static_cast<double>(at.kv_idx - bend);
+      const double largest =
+          std::max(std::fabs(slope), std::fabs(slope_behind)) * std::max(at.kv_idx, at.q_idx);
       ASSERT_NEAR(got, expected, 1e-6 * (largest + std::fabs(expected) + std::fabs(at.score)))
           << each.shown(each.program.score, at);
     }
   });
   EXPECT_GE(num_lines, 6);
+  EXPECT_GE(num_bends, kNumPositions / 8);
 }
 
 // ---- tiles ---------------------------------------------------------------------------------------

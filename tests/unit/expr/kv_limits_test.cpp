@@ -10,6 +10,7 @@
 #include "expr/kv_affine.hpp"
 #include "expr/parse.hpp"
 #include "expr/print.hpp"
+#include "expr/visible_score.hpp"
 #include "formula_test_data.hpp"
 
 namespace fovea::expr {
@@ -63,6 +64,58 @@ TEST(ScoreSlope, IsWhatAKeyAddsMoreThanTheKeyBefore) {
         {"score + (slopes[q_head] + float(kv_idx))", "open"}}) {
     EXPECT_EQ(shown(score_slope(parsed(score))), slope) << score;
   }
+}
+
+TEST(ScoreLine, IsBentWhereADistanceIsZero) {
+  struct Bent {
+    std::string score, slope, bend, slope_behind;
+  };
+  for (const Bent& expected :
+       {Bent{"score - slopes[q_head] * float(abs(q_idx - kv_idx))", "slopes[q_head]",
+             "kv_idx + (q_idx - kv_idx)", "-slopes[q_head]"},
+        Bent{"score + abs(float(kv_idx - 3)) * 2.0", "-2.0", "kv_idx - (kv_idx - 3)", "2.0"},
+        Bent{"score + abs(float(kv_idx - 3)) + float(kv_idx)", "0.0", "kv_idx - (kv_idx - 3)",
+             "2.0"}}) {
+    const std::optional<ScoreLine> line = score_line(parsed(expected.score));
+    ASSERT_TRUE(line.has_value()) << expected.score;
+    EXPECT_EQ(shown(line->slope), expected.slope);
+    EXPECT_EQ(shown(line->bend), expected.bend);
+    EXPECT_EQ(shown(line->slope_behind), expected.slope_behind);
+    EXPECT_EQ(score_slope(parsed(expected.score)), nullptr) << "it is not straight";
+  }
+}
+
+std::string shown_where_visible(const std::string& score, const std::string& mask) {
+  return shown(score_where_visible(parsed(score), parsed(mask)));
+}
+
+TEST(VisibleScore, HasSignsWhereDistancesHaveOne) {
+  const std::string distance = "score - abs(q_idx - kv_idx)";
+  EXPECT_EQ(shown_where_visible(distance, "kv_idx <= q_idx"), "score - (q_idx - kv_idx)");
+  EXPECT_EQ(shown_where_visible("score - abs(kv_idx - q_idx)", "q_idx >= kv_idx"),
+            "score - -(kv_idx - q_idx)");
+  EXPECT_EQ(shown_where_visible(distance, "kv_idx >= q_idx"), "score - -(q_idx - kv_idx)");
+  EXPECT_EQ(shown_where_visible("score - abs(float(q_idx - kv_idx))",
+                                "kv_idx <= q_idx && q_idx - kv_idx <= 9 && q_head != 3"),
+            "score - (q_idx - kv_idx)");
+}
+
+TEST(VisibleScore, KeepsDistancesToBothSides) {
+  const std::string distance = "score - abs(q_idx - kv_idx)";
+  for (const char* mask : {"true", "kv_idx < q_idx + 2", "kv_idx <= q_idx || kv_idx < 7",
+                           "kv_idx <= q_idx + 1", "q_idx - kv_idx <= 9"})
+    EXPECT_EQ(shown_where_visible(distance, mask), distance) << mask;
+}
+
+TEST(ScoreLine, IsBentOnceByWholeKeys) {
+  for (const char* score :
+       {"score + abs(float(kv_idx - 3)) + abs(float(kv_idx - 4))",
+        "score + abs(float(kv_idx + kv_idx - q_idx))", "score + abs(float(kv_idx) * 0.5)",
+        "score + abs(score + float(kv_idx))", "score + abs(float(kv_idx % 7 - 3))"}) {
+    EXPECT_FALSE(score_line(parsed(score)).has_value()) << score;
+  }
+  EXPECT_TRUE(score_line(parsed("score + abs(float(kv_idx - 3)) - 3.0 * abs(float(kv_idx - 3))")))
+      << "two distances from one key";
 }
 
 }  // namespace
