@@ -113,9 +113,7 @@ FOVEA_DEVICE float to_float(bool a) { return a ? 1.0F : 0.0F; }
 // ---- floats ------------------------------------------------------------------------------------
 
 FOVEA_DEVICE bool is_nan(float a) { return a != a; }
-FOVEA_DEVICE float abs(float a) {
-  return ptx::bit_cast<float>(ptx::bit_cast<std::uint32_t>(a) & 0x7fffffffU);
-}
+FOVEA_DEVICE float abs(float a) { return ptx::abs(a); }
 FOVEA_DEVICE float with_sign_of(float magnitude, float sign) {
   return ptx::bit_cast<float>(ptx::bit_cast<std::uint32_t>(magnitude) |
                               (ptx::bit_cast<std::uint32_t>(sign) & 0x80000000U));
