@@ -1,6 +1,7 @@
 // Problems of sm90/attention_quantized: Q and K in eight bits. See forward_cases.hpp.
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -35,6 +36,31 @@ std::vector<Case> program_cases() {
   return {capped, line, formula, negative};
 }
 
+/// Behind the first tile come some without a maximum: where logarithms are made by the program's own
+/// last fma, codes are too. One line is bent, in the last two tiles of keys that are visited.
+std::vector<Case> unmasked_program_cases(const char* stem, const Quantization& quant) {
+  std::vector<Case> cases;
+  const auto add = [&](const char* name, std::int64_t head_dim) -> Case& {
+    Case& problem = cases.emplace_back(base_case(name, head_dim));
+    problem.label = std::string(stem) + name;
+    problem.quant = quant;
+    problem.seqlen_kv = 700;
+    problem.wants_row_max = false;
+    return problem;
+  };
+  Case& bent = add("_bent_line", 128);
+  const TensorView slopes =
+      bent.capture(Dtype::f32, {2}, [](std::int64_t i) { return i == 0 ? 0.002 : -0.001; });
+  bent.score = alibi(slopes, Align::top_left);
+  Case& straight = add("_line", 64);
+  straight.score = parse_score_mod("score + 0.001 * float(kv_idx - q_idx) + 0.25 * float(q_head)");
+  Case& capped = add("_capped", 128);
+  capped.score = softcap(2);
+  Case& formula = add("_formula", 64);
+  formula.score = parse_score_mod("0.2 * score * abs(score)");
+  return cases;
+}
+
 /// P and V too.
 std::vector<Case> coded_cases() {
   const Quantization fast = parse_quantization("fast");
@@ -50,6 +76,7 @@ std::vector<Case> coded_cases() {
     program.quant = fast;
     cases.push_back(std::move(program));
   }
+  std::ranges::move(unmasked_program_cases("coded", fast), std::back_inserter(cases));
   // Of odd rows alone, behind tiles without a maximum.
   Case nan = coded("coded_nan_scores", 64);
   nan.seqlen_kv = 700;
@@ -105,6 +132,8 @@ std::vector<Case> coded_cases() {
 
 std::vector<Case> hopper_quantized_cases() {
   std::vector<Case> cases = program_cases();
+  std::ranges::move(unmasked_program_cases("quantized", parse_quantization("accurate")),
+                    std::back_inserter(cases));
   Case full_128 = base_case("quantized_full_d128", 128);
   full_128.batch = 2;
   cases.push_back(full_128);

@@ -172,8 +172,8 @@ TEST(EmulatedSm80Quantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
 
 /// From the tile that is visited third on scores are six octaves larger: codes by the reference of the first ones are
 /// not numbers. All of them are near enough to each other to have the same codes by every reference.
-TEST(EmulatedQuantized, ReferencesRiseWhereScoresDo) {
-  const Case problem = case_named("coded_full_d128");
+void expect_rising_references(Case problem, Runner run, const cuda::DeviceTraits& device) {
+  problem.seqlen_kv = 700;
   CaseMemory memory(problem);
   const auto noise = [](std::int64_t i) { return static_cast<double>(i * 7919 % 101 - 50) / 50; };
   const std::int64_t row = problem.num_heads_kv * problem.head_dim_qk;
@@ -186,11 +186,20 @@ TEST(EmulatedQuantized, ReferencesRiseWhereScoresDo) {
   const AttentionForward args = memory.args();
   const reference::ForwardResult expected = reference::attention_forward(args);
   Emulation emulation;
-  run_args(run_quantized, problem.label, args, sectioned_hopper(), emulation);
+  run_args(run, problem.label, args, device, emulation);
   EXPECT_EQ(emulation.findings, "");
   const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
   EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
   EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
+}
+
+TEST(EmulatedQuantized, ReferencesRiseWhereScoresDo) {
+  expect_rising_references(case_named("coded_full_d128"), run_quantized, sectioned_hopper());
+}
+
+TEST(EmulatedSm80Quantized, ReferencesRiseWhereScoresDo) {
+  const Case problem = sm80_case_named("summed_full_d128");
+  expect_rising_references(problem, run_sm80_quantized, rounding_device(problem.quant));
 }
 
 /// One key that weighs as much as a thousand average ones, in the tile that is visited first: its row's first reference

@@ -26,6 +26,8 @@ struct Shape {
   const char* quant = "accurate";
   bool has_dropout = false;
   Dtype dtype = Dtype::bf16;
+  const char* score = nullptr;  // a program, not that of a cap
+  bool has_program() const { return has_softcap || score != nullptr; }
 };
 
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
@@ -37,6 +39,7 @@ ForwardProblem problem_of(const Shape& shape) {
   problem.quant = parse_quantization(shape.quant);
   if (shape.is_causal) problem.mask = causal();
   if (shape.has_softcap) problem.score = softcap(30);
+  if (shape.score != nullptr) problem.score = parse_score_mod(shape.score);
   if (shape.has_dropout) problem.dropout.p = 0.1F;
   return validate(problem, "test");
 }
@@ -53,7 +56,7 @@ TEST_P(QuantizedSpecs, SpillNothingInLoops) {
               kernel.role == KernelRole::main ? GetParam().spill_bytes : 0)
         << kernel.text.label;
     EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
-    if (kernel.role != KernelRole::main || GetParam().has_softcap) continue;
+    if (kernel.role != KernelRole::main || GetParam().has_program()) continue;
     const auto code = machine_code(cubin);
     if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
     // Scores of 32 bytes of depth each: of a careful step, of another, of one alone, where row tiles cross, and of one
@@ -79,8 +82,7 @@ INSTANTIATE_TEST_SUITE_P(
     All, QuantizedSpecs,
     ::testing::Values(
         Shape{"full_64", 64, false}, Shape{"causal_128", 128, true}, Shape{"full_128", 128, false},
-        // Stores and loads of what its rows' scores lack.
-        Shape{"softcap_128", 128, false, true, 24},
+        Shape{"softcap_128", 128, false, true},
         // Beside careful steps, and where row tiles cross.
         Shape{.name = "fast_full_128", .head_dim = 128, .spill_bytes = 56, .quant = "fast"},
         Shape{.name = "fast_causal_128",
@@ -89,11 +91,26 @@ INSTANTIATE_TEST_SUITE_P(
               .spill_bytes = 56,
               .quant = "fast"},
         Shape{.name = "fast_full_64", .head_dim = 64, .quant = "fast"},
-        Shape{.name = "fast_softcap_64",
-              .head_dim = 64,
+        Shape{.name = "fast_softcap_64", .head_dim = 64, .has_softcap = true, .quant = "fast"},
+        // Of careful steps, and where row tiles cross.
+        Shape{.name = "fast_softcap_128",
+              .head_dim = 128,
               .has_softcap = true,
-              .spill_bytes = 16,
-              .quant = "fast"}),
+              .spill_bytes = 472,
+              .quant = "fast"},
+        Shape{.name = "fast_line_128",
+              .head_dim = 128,
+              .spill_bytes = 212,
+              .quant = "fast",
+              .score = "score + 0.01 * float(kv_idx - q_idx)"},
+        Shape{.name = "fast_bent_line_128",
+              .head_dim = 128,
+              .spill_bytes = 212,
+              .quant = "fast",
+              .score = "score - 0.01 * float(abs(kv_idx - q_idx))"},
+        Shape{.name = "accurate_bent_line_128",
+              .head_dim = 128,
+              .score = "score - 0.01 * float(abs(kv_idx - q_idx))"}),
     [](const auto& each) { return std::string(each.param.name); });
 
 struct Sm80Shape {

@@ -17,8 +17,9 @@
 // coarse. A row's first reference leaves four octaves more room, for what its first tile has not seen: few keys, where
 // a mask cuts it. Not where the codes of average keys, whose scores are 0, would no longer be normal numbers: there the
 // greatest lies far above all others, and those that are small weigh as much together. Unless the scores are sharp, so
-// that it does not: each lane's greatest is more than kSharp of the row's. And not where a program makes the scores,
-// whose average nobody knows.
+// that it does not: each lane's greatest is more than kSharp of the row's. A cap keeps scores about their average, and
+// that of what the row sees of its first tile stands for it, a quarter of the keys. Other programs may give keys that
+// come later weights of another size, whose codes would be 0: they have no room.
 //
 // Full tiles make codes from the old reference at once and look for any that is kLeastHigh or more, while scores are
 // still in their registers: then maximum, new reference, codes again. Both ways move a reference where the maximum is
@@ -27,9 +28,11 @@
 //
 // Scores of programs are no codes: they come as logarithms less `base`, what all keys of a row have in common, or as
 // natural ones, from which it is taken here. References are counted from it either way, as those of codes are, whose
-// common part is no part of them. Natural ones may be so large that they have no logarithm: common/online_softmax.cuh
-// and optimistic_softmax.cuh say what becomes of such rows. Here the reference of one is its maximum, whose code is 1,
-// and all below it has code 0.
+// common part is no part of them. Where the fma that makes logarithms may do more, they are codes but for the rounding
+// (arguments): 8 (log2 - base) + 56, and `base` holds the reference too, as it was before the step; a step that moves
+// it adds by how much. Natural ones may be so large that they have no logarithm: common/online_softmax.cuh and
+// optimistic_softmax.cuh say what becomes of such rows. Here the reference of one is its maximum, whose code is 1, and
+// all below it has code 0; it takes careful steps alone.
 //
 // Exponentials, rounded (rounds_exponentials): code = e4m3(2^x), x = log2 p + headroom, that is log2 of the greatest
 // code of a p. A row's reference is that far below its greatest score so far, exactly, and moves whenever that grows: a
@@ -37,7 +40,9 @@
 // what each thread has of the row.
 //
 // What is not finite: a NaN would be code 0. Among codes there are such scores where rows or keys are not finite only,
-// and whoever brings them asks for a look (look_for_nan); programs make them anywhere, so every tile of theirs has one.
+// and whoever brings them asks for a look (look_for_nan). Programs make them anywhere: every careful tile of theirs has
+// one, and what others look at are not codes, four at a time, but the bits that these are rounded from, as integers,
+// two at a time: NaN is the greatest of all.
 #pragma once
 
 #include "common/float_constants.cuh"
@@ -48,11 +53,15 @@
 namespace fovea::cuda {
 
 /// What the softmax gets: products of codes, kIntegerOrigin above an integer or, of e4m3, as they are; logarithms to
-/// base 2 less what a row's keys have in common; or natural scores.
-enum class ScoreKind { codes, float_codes, logarithms, natural };
+/// base 2 less what a row's keys have in common; what is rounded to codes; or natural scores.
+enum class ScoreKind { codes, float_codes, logarithms, arguments, natural };
 constexpr bool are_codes(ScoreKind kind) {
   return kind == ScoreKind::codes || kind == ScoreKind::float_codes;
 }
+
+/// Codes from one octave to the next, and that of 1.
+inline constexpr float kCodesOfOctave = 8.0F;
+inline constexpr float kCodeOfOne = 56.0F;
 
 /// What a row's keys have in common, log2.
 template <ScoreKind kind>
@@ -63,10 +72,17 @@ template <ScoreKind kind>
 requires(are_codes(kind)) struct CommonPart<kind> {
   static constexpr float base[2] = {};
 };
+/// Arguments: and the reference, 0 before there is one; as it was before the last step that asked for a maximum.
+template <>
+struct CommonPart<ScoreKind::arguments> {
+  float base[2] = {};
+  float before[2];
+};
 
-/// Two rows of a thread's fragments, as OptimisticRows has them. keeps_greatest: every tile is careful.
+/// Two rows of a thread's fragments, as OptimisticRows has them. keeps_greatest: every tile is careful. has_average: a
+/// row's scores are about one number.
 template <int columns, int width, bool keeps_greatest, ScoreKind kind = ScoreKind::codes,
-          bool rounds_exponentials = false>
+          bool rounds_exponentials = false, bool has_average = are_codes(kind)>
 struct CodedRows : CommonPart<kind> {
   static constexpr int kScores = columns / 2;
   static constexpr int kSums = width / 2;
@@ -78,6 +94,7 @@ struct CodedRows : CommonPart<kind> {
   static constexpr bool kAreCodes = are_codes(kind);
   static constexpr float kOrigin = kind == ScoreKind::codes ? kIntegerOrigin : 0.0F;
   static constexpr bool kAreNatural = kind == ScoreKind::natural;
+  static constexpr bool kAreArguments = kind == ScoreKind::arguments;
   static constexpr bool kMayBeNan = !kAreCodes;
   static constexpr int kHeadroom = 7;
   static constexpr int kFirstHeadroom = 3;
@@ -87,6 +104,7 @@ struct CodedRows : CommonPart<kind> {
   /// rows above kJump are always asked, and up to it codes are numbers.
   static constexpr float kJump = 8.7F;
   static constexpr std::uint32_t kLeastHigh = 0x7e;
+  static constexpr float kLeastHighArgument = 125.5F;  // rounds to it
   /// log2 of what codes are too large by, on average.
   static constexpr float kLog2Excess = rounds_exponentials ? 0.0F : 0x1.d74eeap-5F;
   static constexpr float kLeastSum = 0.0F;
@@ -103,15 +121,21 @@ struct CodedRows : CommonPart<kind> {
     reference[0] = reference[1] = -infinity();
     sum[0] = sum[1] = 0.0F;
   }
-  FOVEA_DEVICE_MEMBER void rebase() const {}
+  /// Before scores are made; `common`: what those of each row have in common, as far as they hold it.
+  FOVEA_DEVICE_MEMBER void rebase(const float (&common)[2]) {
+    if constexpr (!kAreCodes) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) base[r] = kAreArguments ? common[r] + taken_off(r) : common[r];
+    }
+  }
 
   /// Careful: whether any row of the warp got a new reference. `headroom`: where exponentials are rounded.
   template <bool is_first>
   FOVEA_DEVICE_MEMBER bool raise(const Scores& s, float headroom, bool = false) {
     const float jump = rounds_exponentials ? headroom : kJump;
+    if constexpr (kAreArguments) this->before[0] = taken_off(0), this->before[1] = taken_off(1);
     float top[2], least[2] = {};  // of the row, and of what its four lanes have for greatest
-    fragment_maxima(
-        s, top, [&](int r, float x) { return least[r] = kAreCodes ? (x - kOrigin) * unit[r] : x; });
+    fragment_maxima(s, top, [&](int r, float x) { return least[r] = logarithm(r, x); });
     if constexpr (is_first && kAreCodes) {
 #pragma unroll
       for (float& of_lanes : least) {
@@ -136,8 +160,12 @@ struct CodedRows : CommonPart<kind> {
     factor[0] = factor[1] = 1.0F;  // or the compiler keeps those of the step before
     if (is_any) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        move<is_first>(r, top[r], least[r] > kSharp * top[r], headroom, is_raised[r]);
+      for (int r = 0; r < 2; ++r) {
+        const bool is_sharp = kAreCodes && least[r] > kSharp * top[r];
+        const bool leaves_room = is_first && has_average &&
+                                 (is_sharp || top[r] - average<is_first>(s, r) <= kFarthestFirst);
+        move(r, top[r], headroom, is_raised[r], leaves_room);
+      }
       if constexpr (kAreNatural) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -167,40 +195,55 @@ struct CodedRows : CommonPart<kind> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool is_empty = is_careful && reference[r] == -infinity();
-      if constexpr (kAreNatural) {
-        slope[r] = unit[r];
-        offset[r] = is_empty ? 0.0F : -(reference[r] + common_part(r));
+      slope[r] = kCodesOfOctave * (kAreCodes || kAreNatural ? unit[r] : 1.0F);
+      if constexpr (kAreArguments) {
+        offset[r] = is_empty ? 0.0F : kCodesOfOctave * (this->before[r] - reference[r]);
+        is_wrong = is_wrong || (!is_careful && reference[r] == -infinity());
+      } else if constexpr (kAreNatural) {
+        const float of_row = is_empty ? 0.0F : reference[r] + common_part(r);
+        offset[r] = is_huge_row(r) ? -kCodesOfOctave * of_row
+                                   : ptx::fma_rn(-kCodesOfOctave, of_row, kCodeOfOne);
+        is_wrong = is_wrong || (!is_careful && is_huge_row(r));
       } else {
         const float shift = is_empty ? 0.0F : 7.0F - reference[r];
-        slope[r] = kAreCodes ? 8.0F * unit[r] : 8.0F;
         // Exact: units have 21 bits, and reference is a whole octave.
-        offset[r] = 8.0F * (kAreCodes ? ptx::fma_rn_ftz(-kOrigin, unit[r], shift) : shift);
+        offset[r] =
+            kCodesOfOctave * (kAreCodes ? ptx::fma_rn_ftz(-kOrigin, unit[r], shift) : shift);
       }
     }
-    const auto code = [&](int i) {
-      const float x = ptx::fma_rn_ftz(s[i], slope[i / 2 % 2], offset[i / 2 % 2]);
-      // Beside the reference of a huge row 7 octaves are nothing: they are added behind it.
-      return kAreNatural ? ptx::fma_rn_ftz(x, 8.0F, 8.0F * 7.0F) : x;
+    // Beside the reference of a huge row 7 octaves are nothing: they are added behind it.
+    const float behind[2] = {is_huge_row(0) ? kCodeOfOne : 0.0F,
+                             is_huge_row(1) ? kCodeOfOne : 0.0F};
+    const auto argument = [&](int i) {
+      const int r = i / 2 % 2;
+      if constexpr (kAreArguments) return is_careful ? s[i] + offset[r] : s[i];
+      const float x = ptx::fma_rn_ftz(s[i], slope[r], offset[r]);
+      return kAreNatural && is_careful ? x + behind[r] : x;
     };
-    if constexpr (!is_careful && !kAreCodes) {
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) is_wrong |= !(s[i] < infinity());
-    }
-    std::uint32_t high = 0;
+    [[maybe_unused]] std::uint32_t high = 0;
+    [[maybe_unused]] std::int32_t greatest_bits = 0;
 #pragma unroll
     for (int i = 0; i < kScores; i += 8) {
       std::uint32_t(&fragment)[4] = p[i / 16];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int first = i + 2 * r;
-        const std::uint32_t codes =
-            ptx::cvt_u8x4(code(first), code(first + 1), code(first + 4), code(first + 5));
+        const float x[4] = {argument(first), argument(first + 1), argument(first + 4),
+                            argument(first + 5)};
+        const std::uint32_t codes = ptx::cvt_u8x4(x[0], x[1], x[2], x[3]);
         fragment[i / 8 % 2 * 2 + r] = codes;
-        if constexpr (!is_careful) high |= codes | (codes + (0x80U - kLeastHigh) * 0x01010101U);
+        if constexpr (is_careful) continue;
+        if constexpr (kMayBeNan) {
+          greatest_bits = greatest_of(greatest_bits, x[0], x[1]);
+          greatest_bits = greatest_of(greatest_bits, x[2], x[3]);
+        } else {
+          high |= codes | (codes + (0x80U - kLeastHigh) * 0x01010101U);
+        }
       }
     }
     if constexpr (is_careful) return true;
-    return !ptx::vote_any((high & 0x80808080U) != 0 || is_wrong);
+    is_wrong = is_wrong || (high & 0x80808080U) != 0 || is_high(greatest_bits);
+    return !ptx::vote_any(is_wrong);
   }
 
   /// P from S, rounded, and its sums. Products of codes come from their origin first: a reference is no whole octave,
@@ -267,6 +310,31 @@ struct CodedRows : CommonPart<kind> {
   }
 
  private:
+  /// The reference that arguments are less of.
+  FOVEA_DEVICE_MEMBER float taken_off(int r) const {
+    return reference[r] == -infinity() ? 0.0F : reference[r];
+  }
+
+  /// To base 2, less what its row has in common; of natural scores the score.
+  FOVEA_DEVICE_MEMBER float logarithm(int r, float score) const {
+    if constexpr (kAreCodes) return (score - kOrigin) * unit[r];
+    if constexpr (kAreArguments)
+      return ptx::fma_rn(score - kCodeOfOne, 1.0F / kCodesOfOctave, this->before[r]);
+    return score;
+  }
+
+  FOVEA_DEVICE bool is_high(std::int32_t bits) {
+    return bits >= ptx::bit_cast<std::int32_t>(kLeastHighArgument);
+  }
+
+  /// Bits of positive floats are in their order, those of NaN above them; of negative ones they are negative.
+  FOVEA_DEVICE std::int32_t greatest_of(std::int32_t bits, float a, float b) {
+    const auto a_bits = ptx::bit_cast<std::int32_t>(a);
+    const auto b_bits = ptx::bit_cast<std::int32_t>(b);
+    const std::int32_t greater = bits > a_bits ? bits : a_bits;
+    return greater > b_bits ? greater : b_bits;
+  }
+
   /// Whether row r has seen nothing but scores that have no logarithm.
   FOVEA_DEVICE_MEMBER bool is_huge_row(int r) const {
     if constexpr (!kAreNatural) return false;
@@ -289,9 +357,28 @@ struct CodedRows : CommonPart<kind> {
     return is_above;
   }
 
+  /// Of the keys of a row, about, log2: those of codes have 0. NaN where a row has seen none of those asked.
   template <bool is_first>
-  FOVEA_DEVICE_MEMBER void move(int r, float top, bool is_sharp, float headroom, bool is_raised) {
-    const bool leaves_room = kAreCodes && is_first && (is_sharp || !(top > kFarthestFirst));
+  FOVEA_DEVICE_MEMBER float average(const Scores& s, int r) const {
+    if constexpr (kAreCodes || !has_average || !is_first) return 0.0F;
+    float sum = 0.0F, count = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kScores; i += 8) {
+      const bool is_seen = s[i + 2 * r] > -infinity();
+      sum += is_seen ? s[i + 2 * r] : 0.0F;
+      count += is_seen ? 1.0F : 0.0F;
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+      sum += ptx::shfl_bfly(sum, lanes);
+      count += ptx::shfl_bfly(count, lanes);
+    }
+    const float mean = logarithm(r, sum * ptx::rcp_approx_ftz(count));
+    return kAreNatural ? ptx::fma_rn(mean, unit[r], -common_part(r)) : mean;
+  }
+
+  FOVEA_DEVICE_MEMBER void move(int r, float top, float headroom, bool is_raised,
+                                bool leaves_room) {
     float next = whole_octave(top) - static_cast<float>(leaves_room ? kFirstHeadroom : kHeadroom);
     if constexpr (rounds_exponentials) next = top - headroom;
     if (is_huge_row(r)) next = top;

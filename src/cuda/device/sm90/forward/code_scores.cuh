@@ -8,7 +8,8 @@
 //
 // Sums of products begin at the bits of 1.5 · 2^23, so that they *are* floats, that number and the sum: no conversion.
 // A sum is below 127² 128, half of what may be added. The softmax takes the origin off in the fma that scales
-// (common/optimistic_softmax.cuh).
+// (common/optimistic_softmax.cuh). Sums that a program reads begin at 0 and are converted: as many instructions, and
+// the fma that scales them may add what a program adds, which an origin would round to whole products of codes.
 //
 // A key or a row that holds NaN or infinity has no codes; its scores are products of what was given, one by one.
 #pragma once
@@ -41,6 +42,7 @@ struct CodeScores<spec, true> {
   using T = Traits<spec>;
   static constexpr int kScores = spec.tile_kv / 2;
   static constexpr std::int32_t kNoTiles = -0x7fffffff;
+  static constexpr bool kHaveOrigin = !spec.is_prescaled;  // the sums
 
   const ComputingWarp<spec> warp;
   std::int32_t sums[kScores];
@@ -118,7 +120,7 @@ struct CodeScores<spec, true> {
     for (int i = 0; i < T::kQkSteps; ++i) {
       ptx::wgmma_ss<ptx::WgmmaType::s8, ptx::WgmmaType::s8, spec.tile_kv>(
           sums, advanced(queries, k_major_offset<typename T::QTile>(i)),
-          advanced(key_tile, k_major_offset<typename T::KTile>(i)), true);
+          advanced(key_tile, k_major_offset<typename T::KTile>(i)), kHaveOrigin || i > 0);
     }
     ptx::wgmma_commit_group();
   }
@@ -126,7 +128,8 @@ struct CodeScores<spec, true> {
   /// When the product is there.
   FOVEA_DEVICE_MEMBER void take(float (&s)[kScores]) const {
 #pragma unroll
-    for (int i = 0; i < kScores; ++i) s[i] = ptx::bit_cast<float>(sums[i]);
+    for (int i = 0; i < kScores; ++i)
+      s[i] = kHaveOrigin ? ptx::bit_cast<float>(sums[i]) : static_cast<float>(sums[i]);
   }
 
   /// What makes codes of each row logarithms to base 2.
@@ -137,18 +140,21 @@ struct CodeScores<spec, true> {
   }
 
   /// What the scores of each row have in common, log2.
-  FOVEA_DEVICE_MEMBER void set_common_parts(float (&base)[2]) const {
+  FOVEA_DEVICE_MEMBER void set_common_parts(float (&common)[2]) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) base[r] = of_mean[r] * warp.cta.p.common.softmax_scale_log2;
+    for (int r = 0; r < 2; ++r) common[r] = of_mean[r] * warp.cta.p.common.softmax_scale_log2;
   }
 
-  /// For programs: the products that scores are scaled from.
-  FOVEA_DEVICE_MEMBER void multiply_out(float (&s)[kScores]) const {
-    const float scale = ptx::abs_ftz(key_scale);
-    const float factor[2] = {row_scale[0] * scale, row_scale[1] * scale};
+  /// For programs: what makes products of the sums of a row. Its mean's is added.
+  FOVEA_DEVICE_MEMBER float factor(int r) const { return row_scale[r] * ptx::abs_ftz(key_scale); }
+
+  /// The products, times this.
+  FOVEA_DEVICE_MEMBER void multiply_out(float (&s)[kScores], float scale) const {
+    const float factors[2] = {factor(0) * scale, factor(1) * scale};
+    const float added[2] = {of_mean[0] * scale, of_mean[1] * scale};
 #pragma unroll
     for (int i = 0; i < kScores; ++i)
-      s[i] = ptx::fma_rn(s[i] - kIntegerOrigin, factor[i / 2 % 2], of_mean[i / 2 % 2]);
+      s[i] = ptx::fma_rn(s[i], factors[i / 2 % 2], added[i / 2 % 2]);
   }
 
   /// Whether one of this thread's rows or keys is not rounded.
@@ -157,9 +163,11 @@ struct CodeScores<spec, true> {
   }
 
   /// Where a thread of the warp has; products of values may be under way, so all lanes go the same way. Rare, so it may
-  /// take long: a product of given numbers for each pair of which one is not rounded.
+  /// take long: a product of given numbers for each pair of which one is not rounded. score(product, r, offset): of the
+  /// thread's row r, and of its key that is so much further on than its first.
+  template <class ScoreOf>
   FOVEA_DEVICE_MEMBER void restore_unrounded(const RowTile& tile, std::int32_t kv_idx,
-                                             float (&s)[kScores]) const {
+                                             float (&s)[kScores], ScoreOf&& score) const {
     const Work work = warp.work_of(tile);
     if (work.sequence.seqlen_kv == 0) return;
     const std::uint32_t unrounded =
@@ -167,17 +175,19 @@ struct CodeScores<spec, true> {
     constexpr int kRowsAtOnce = spec.sums_codes ? 1 : 2;  // registers are scarce beside its sums
 #pragma unroll 1
     for (int key = 0; key < kScores / 2; ++key) {  // of those that this lane holds
-      const std::int32_t of_tile = key / 2 * 8 + warp.cta.lane % 4 * 2 + key % 2;
+      const std::int32_t offset = key / 2 * 8 + key % 2;
+      const std::int32_t of_tile = offset + warp.cta.lane % 4 * 2;
 #pragma unroll kRowsAtOnce
       for (int r = 0; r < 2; ++r) {
         const bool is_mine =
             (r == 0 ? row_scale[0] : row_scale[1]) == 0.0F || (unrounded >> key & 1U) != 0;
         if (!ptx::vote_any(is_mine)) continue;
         const RowView<spec> row(warp.cta.p.common, work, warp.row(r));
-        const float product = given_product(tile, row, kv_idx * spec.tile_kv + of_tile);
+        const float given =
+            score(given_product(tile, row, kv_idx * spec.tile_kv + of_tile), r, offset);
         const int at = is_mine ? key / 2 * 4 + 2 * r + key % 2 : -1;
 #pragma unroll
-        for (int i = 0; i < kScores; ++i) s[i] = i == at ? product : s[i];
+        for (int i = 0; i < kScores; ++i) s[i] = i == at ? given : s[i];
       }
     }
   }

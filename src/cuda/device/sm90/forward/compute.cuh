@@ -246,14 +246,15 @@ struct Compute {
     const KvTile of_sums = scores.kv_tile;
     scores.template look_ahead<is_known_full>(tile, next);
     // Codes take so few instructions that what stands before a turn is in nobody's shadow; behind it, products are.
+    constexpr bool kLooksLate = spec.multiplies_codes;
     bool is_next_full = false;
-    if constexpr (!kKeepsCodes) is_next_full = find_next(tile);
+    if constexpr (!kLooksLate) is_next_full = find_next(tile);
     await_turn();
     issue_scores(q_stage_of_last());
     issue_sums();
     pass_turn();
     look_at_values(first_tile(), of_sums);
-    if constexpr (kKeepsCodes) is_next_full = find_next(tile);
+    if constexpr (kLooksLate) is_next_full = find_next(tile);
     ptx::wgmma_wait_group<1>();
     release_keys();
     return is_next_full;
@@ -320,7 +321,8 @@ struct Compute {
 
   /// Powers that may not stand: the reference was too far below, or scores are other than codes say.
   FOVEA_DEVICE_MEMBER void repair_powers(const RowTile& tile, float (&part)[2]) {
-    const bool is_given = scores.give_products(tile);
+    rebase();  // again, where no register holds it
+    const bool is_given = scores.give_products(tile, rows.base);
     if (is_given || rows.must_redo(part)) {
       if (is_given || Rows::kMayBeNan) rows.look_for_nan(scores.s);
       if (rows.template raise<false>(scores.s, c())) rows.scale(sums.o);
@@ -442,19 +444,26 @@ struct Compute {
   }
 
   FOVEA_DEVICE_MEMBER void modify(const RowTile& tile) {
-    rows.rebase();
-    if constexpr (Scores<spec, Mods>::kKeepsCodes)
-      scores.codes.set_units(rows.unit);
-    else if constexpr (spec.sums_codes)
-      scores.codes.set_common_parts(rows.base);
+    if constexpr (Scores<spec, Mods>::kKeepsCodes) scores.codes.set_units(rows.unit);
+    rebase();
     scores.modify(tile, rows.base);
+  }
+
+  FOVEA_DEVICE_MEMBER void rebase() {
+    if constexpr (spec.sums_codes) {
+      float common[2] = {};
+      if constexpr (ScoreUnit<spec, Mods>::kHasCommonPart) scores.codes.set_common_parts(common);
+      rows.rebase(common);
+    } else {
+      rows.rebase();
+    }
   }
 
   /// All that there is to scores, for steps that are careful.
   template <bool can_be_redo>
   FOVEA_DEVICE_MEMBER void make_scores(const RowTile& tile) {
     modify(tile);
-    const bool is_given = scores.give_products(tile);
+    const bool is_given = scores.give_products(tile, rows.base);
     if (!scores.kv_tile.is_full()) mask<can_be_redo>(tile);
     if (is_given || Rows::kMayBeNan) rows.look_for_nan(scores.s);
   }

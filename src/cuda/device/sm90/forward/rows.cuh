@@ -20,10 +20,12 @@ struct RowsOfKernel {
 template <Sm90ForwardSpec spec, class Mods>
 struct RowsOfKernel<spec, Mods, true> {
   using Unit = ScoreUnit<spec, Mods>;
-  static constexpr ScoreKind kKind = Unit::kKeepsCodes ? ScoreKind::codes
-                                     : Unit::kIsLog2   ? ScoreKind::logarithms
-                                                       : ScoreKind::natural;
-  using Type = CodedRows<spec.tile_kv, spec.head_dim_v, spec.wants_row_max, kKind>;
+  static constexpr ScoreKind kKind = Unit::kKeepsCodes   ? ScoreKind::codes
+                                     : Unit::kIsArgument ? ScoreKind::arguments
+                                     : Unit::kIsLog2     ? ScoreKind::logarithms
+                                                         : ScoreKind::natural;
+  using Type = CodedRows<spec.tile_kv, spec.head_dim_v, spec.wants_row_max, kKind, false,
+                         Unit::kKeepsCodes || Mods::has_softcap>;
 };
 template <Sm90ForwardSpec spec, class Mods>
 using RowsOf = typename RowsOfKernel<spec, Mods>::Type;

@@ -22,7 +22,11 @@ template <Sm90ForwardSpec spec, class Mods>
 struct Scores {
   using T = Traits<spec>;
   static constexpr int kScores = spec.tile_kv / 2;
-  static constexpr bool kKeepsCodes = ScoreUnit<spec, Mods>::kKeepsCodes;
+  using Unit = ScoreUnit<spec, Mods>;
+  static constexpr bool kKeepsCodes = Unit::kKeepsCodes;
+  static constexpr std::int32_t kLastOffset =
+      spec.tile_kv - 7;  // of a thread's keys from its first
+  static constexpr bool kLooksAtLinesLate = Unit::kIsArgument;
   using Score = ScoreInParts<Mods>;
   using Mask = MaskInParts<Mods>;
 
@@ -38,13 +42,19 @@ struct Scores {
   TileParts<Score, spec.tile_kv> score_parts;
   TileParts<Mask, spec.tile_kv> mask_parts;
   float line_base[2], line_slope[2];  // what a row's scores get added from key to key, log2
+  bool is_bent;                       // in this tile, for a row of this thread
   Softcap cap;
+  ApproximateSoftcap approximate_cap;
 
   FOVEA_DEVICE_MEMBER explicit Scores(const ComputingWarp<spec>& of_warp)
       : warp(of_warp), codes(of_warp) {
     if constexpr (Mods::has_softcap) {
       const ForwardParams& common = warp.cta.p.common;
-      cap = Softcap::of(Mods::softcap(common.captures), common.softmax_scale);
+      const float of_score = Mods::softcap(common.captures);
+      if constexpr (Unit::kApproximatesCap)
+        approximate_cap = ApproximateSoftcap::of(of_score, common.softmax_scale, Unit::kOctave);
+      else
+        cap = Softcap::of(of_score, common.softmax_scale);
     }
   }
 
@@ -68,30 +78,19 @@ struct Scores {
     if constexpr (spec.multiplies_codes) codes.look_at_keys();
     Position at = row(work, 0).position();
     at.kv_idx = kv_tile.idx() * spec.tile_kv;
-    if constexpr (Mods::has_score_parts) score_parts.load(at, captures);
+    if constexpr (Mods::has_score_parts && !Unit::kHasLine) score_parts.load(at, captures);
     if constexpr (Mods::has_mask_parts && !is_known_full && !spec.has_coarse_mask) {
       if (!kv_tile.is_full()) mask_parts.load(at, captures);
     }
-    if constexpr (Mods::has_score_slope) {
-      at.kv_idx = first_column();
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        at.q_idx = row(work, r).q_idx;
-        line_base[r] = kLog2E * Mods::score(0.0F, at, captures);
-        line_slope[r] = kLog2E * Mods::score_slope(at, captures);
-      }
-    }
+    if constexpr (Unit::kHasLine && !kLooksAtLinesLate) look_at_lines(tile);
   }
 
   /// Before a product is issued, or its turn is awaited: of a row tile's first, and of all others.
   FOVEA_DEVICE_MEMBER void begin_sums() {
-    if constexpr (spec.multiplies_codes) codes.begin_sums();
+    if constexpr (kKeepsCodes) codes.begin_sums();
   }
   FOVEA_DEVICE_MEMBER void begin_sums_behind() {
-    if constexpr (kKeepsCodes)
-      codes.begin_sums_behind(s);
-    else
-      begin_sums();
+    if constexpr (kKeepsCodes) codes.begin_sums_behind(s);
   }
 
   /// S = Q Kᵀ, given where the group's queries and the tile's keys lie: a group of products that is under way then.
@@ -115,45 +114,44 @@ struct Scores {
   /// What the score program makes of them; where that are logarithms, less the base of each of the two rows.
   FOVEA_DEVICE_MEMBER void modify(const RowTile& tile, const float (&base)[2]) {
     const ForwardParams& common = warp.cta.p.common;
-    if constexpr (spec.multiplies_codes) {
-      codes.take(s);
-      if constexpr (!kKeepsCodes) {
-        codes.multiply_out(s);
-        if (ptx::vote_any(codes.has_unrounded())) codes.restore_unrounded(tile, kv_tile.idx(), s);
-      }
-    }
-    if constexpr (Mods::has_score_slope) {
-      const float first[2] = {line_base[0] - base[0], line_base[1] - base[1]};
-#pragma unroll
-      for (int i = 0; i < kScores; ++i) {
-        const int r = i / 2 % 2;
-        const auto offset = static_cast<float>(8 * (i / 4) + i % 2);
-        s[i] = ptx::fma_rn(s[i], common.softmax_scale_log2,
-                           ptx::fma_rn(line_slope[r], offset, first[r]));
-      }
+    if constexpr (spec.multiplies_codes) codes.take(s);
+    if constexpr (Unit::kHasLine) {
+      if constexpr (kLooksAtLinesLate) look_at_lines(tile);
+      add_lines(tile, base);
+    } else if constexpr (Unit::kApproximatesCap) {
+      const float none[2] = {none_of(base[0]), none_of(base[1])};
+      const float factor[2] = {codes.factor(0), codes.factor(1)};
+      approximate_cap.apply(s, factor, codes.of_mean, none);
     } else if constexpr (Mods::has_softcap) {
+      if constexpr (spec.multiplies_codes) codes.multiply_out(s, 1.0F);
       cap.apply(s, base);
     } else if constexpr (spec.is_prescaled) {
+      if constexpr (spec.multiplies_codes) codes.multiply_out(s, common.softmax_scale);
       for_each_score(tile, score_parts,
                      [&](float& x, int, const Position& at, const auto& key, const auto& row) {
-                       x *= common.softmax_scale;
+                       if constexpr (!spec.multiplies_codes) x *= common.softmax_scale;
                        if constexpr (Mods::has_score)
                          x = Score::value(x, at, key, row, common.captures);
                      });
     }
   }
 
-  /// Where codes stay codes, rows and keys that are not rounded still lack their scores. Of this thread's.
+  /// Where codes are multiplied, rows and keys that are not rounded still lack their scores. Of this thread's.
   FOVEA_DEVICE_MEMBER bool lacks_given_products() const {
-    if constexpr (kKeepsCodes) return codes.has_unrounded();
+    if constexpr (spec.multiplies_codes) return codes.has_unrounded();
     return false;
   }
 
-  /// These get them: products of what was given, which are not finite. Whether there were such.
-  FOVEA_DEVICE_MEMBER bool give_products(const RowTile& tile) {
-    if constexpr (kKeepsCodes) {
+  /// These get them, of products of what was given, which are not finite. Whether there were such. `base`: as modify
+  /// had it.
+  FOVEA_DEVICE_MEMBER bool give_products(const RowTile& tile, const float (&base)[2]) {
+    if constexpr (spec.multiplies_codes) {
       const bool is_given = ptx::vote_any(codes.has_unrounded());
-      if (is_given) codes.restore_unrounded(tile, kv_tile.idx(), s);
+      if (is_given) {
+        codes.restore_unrounded(tile, kv_tile.idx(), s, [&](float product, int r, int offset) {
+          return score_of_given(tile, product, r, offset, base);
+        });
+      }
       return is_given;
     }
     return false;
@@ -166,6 +164,8 @@ struct Scores {
     for (float& x : s) {
       if constexpr (kKeepsCodes)
         x = ptx::fma_rn(x, 0x1p-126F, kIntegerOrigin);
+      else if constexpr (Unit::kIsArgument)
+        x = ptx::fma_rn(x, 0x1p-126F, Unit::kNone);
       else
         x = ptx::mul_rn(x, 0x1p-126F);
     }
@@ -191,6 +191,106 @@ struct Scores {
   }
 
  private:
+  /// What a logarithm of 0 comes as, less this base.
+  FOVEA_DEVICE float none_of(float base) { return Unit::kNone - Unit::kOctave * base; }
+
+  /// Of row r, less its base: what the line is at this thread's first column.
+  FOVEA_DEVICE_MEMBER float line_at_first(int r, float base) const {
+    const float first = line_base[r] - base;
+    if constexpr (Unit::kIsArgument) return ptx::fma_rn(Unit::kOctave, first, Unit::kNone);
+    return first;
+  }
+
+  FOVEA_DEVICE_MEMBER void look_at_lines(const RowTile& tile) {
+    const Work work = warp.work_of(tile);
+    Position at = row(work, 0).position();
+    at.kv_idx = first_column();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      at.q_idx = row(work, r).q_idx;
+      look_at_line(r, at, warp.cta.p.common.captures);
+    }
+  }
+
+  /// `at`: of row r, the thread's first column.
+  FOVEA_DEVICE_MEMBER void look_at_line(int r, const Position& at, const Captures& captures) {
+    line_base[r] = kLog2E * Mods::score(0.0F, at, captures);
+    line_slope[r] = kLog2E * Mods::score_slope(at, captures);
+    if constexpr (Mods::has_score_bend) {
+      const std::int32_t bend = Mods::score_bend(at, captures).value - at.kv_idx;
+      if (bend <= 0) line_slope[r] = kLog2E * Mods::score_slope_behind(at, captures);
+      is_bent = (r > 0 && is_bent) || (bend > 0 && bend < kLastOffset);
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void add_lines(const RowTile& tile, const float (&base)[2]) {
+    const float of_product = Unit::kOctave * warp.cta.p.common.softmax_scale_log2;
+    float unit[2] = {of_product, of_product};
+    float first[2], slope[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      first[r] = line_at_first(r, base[r]);
+      slope[r] = Unit::kOctave * line_slope[r];
+      if constexpr (spec.multiplies_codes) {
+        unit[r] = of_product * codes.factor(r);
+        if constexpr (!Unit::kIsArgument)
+          first[r] = ptx::fma_rn(of_product, codes.of_mean[r], first[r]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int r = i / 2 % 2;
+      const auto offset = static_cast<float>(8 * (i / 4) + i % 2);
+      s[i] = ptx::fma_rn(s[i], unit[r], ptx::fma_rn(slope[r], offset, first[r]));
+    }
+    // A tile or two of a row of tiles.
+    if constexpr (Mods::has_score_bend) {
+      if (ptx::vote_any(is_bent)) bend_lines(tile);
+    }
+  }
+
+  /// Behind its bend each row gets what the other slope adds.
+  FOVEA_DEVICE_MEMBER void bend_lines(const RowTile& tile) {
+    const Captures& captures = warp.cta.p.common.captures;
+    const Work work = warp.work_of(tile);
+    Position at = row(work, 0).position();
+    at.kv_idx = first_column();
+    float bend[2], growth[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      at.q_idx = row(work, r).q_idx;
+      const std::int32_t offset = Mods::score_bend(at, captures).value - at.kv_idx;
+      bend[r] = static_cast<float>(offset);
+      growth[r] = Unit::kOctave * kLog2E *
+                  (Mods::score_slope_behind(at, captures) - Mods::score_slope(at, captures));
+      if (offset <= 0 || offset >= kLastOffset) growth[r] = 0.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) {
+      const int r = i / 2 % 2;
+      const auto offset = static_cast<float>(8 * (i / 4) + i % 2);
+      s[i] = ptx::fma_rn(growth[r], ptx::max_ftz(offset - bend[r], 0.0F), s[i]);
+    }
+  }
+
+  /// What modify makes of a product of given numbers, of row r and the key that is so much further on than the first.
+  FOVEA_DEVICE_MEMBER float score_of_given(const RowTile& tile, float product, int r, int offset,
+                                           const float (&base)[2]) const {
+    const ForwardParams& common = warp.cta.p.common;
+    // A selection, or indices would put both into memory.
+    const float of_row = r == 0 ? base[0] : base[1];
+    if constexpr (Unit::kApproximatesCap)
+      return approximate_cap.of_product(product, none_of(of_row));
+    if constexpr (Mods::has_softcap) return cap.of_score(product, of_row);
+    if constexpr (Mods::has_score && !Unit::kHasLine) {
+      Position at = row(warp.work_of(tile), r).position();
+      at.kv_idx = first_column() + offset;
+      return Mods::score(product * common.softmax_scale, at, common.captures);
+    }
+    // A line adds nothing to what is not finite.
+    return spec.is_prescaled ? product * common.softmax_scale : product;
+  }
+
   /// This thread's row r of two.
   FOVEA_DEVICE_MEMBER RowView<spec> row(const Work& work, int r) const {
     return {warp.cta.p.common, work, warp.row(r)};

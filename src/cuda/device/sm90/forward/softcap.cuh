@@ -48,6 +48,12 @@ struct Softcap {
     return made;
   }
 
+  /// Of one.
+  FOVEA_DEVICE_MEMBER float of_score(float s, float base) const {
+    if (prescale != 1.0F) s *= prescale;
+    return ptx::abs_ftz(s) <= bound ? of_small(s, base) : of_large(s, base);
+  }
+
   /// base: of a thread's two rows, as fragments hold them.
   template <int n>
   FOVEA_DEVICE_MEMBER void apply(float (&s)[n], const float (&base)[2]) const {
@@ -88,6 +94,42 @@ struct Softcap {
   FOVEA_DEVICE_MEMBER float of_large(float s, float base) const {
     const float power = ptx::ex2_approx_ftz(ptx::mul_rn(rate, s));
     return ptx::fma_rn(-2.0F * cap, ptx::rcp_approx_ftz(ptx::add_rn(1.0F, power)), cap - base);
+  }
+};
+
+/// The same by tanh.approx: three instructions, one of them of the special function unit, and right to 2^-11 of the
+/// score. In units of an `octave`.
+struct ApproximateSoftcap {
+  float rate;  // of a product, in caps
+  float cap;   // in logarithms to base 2
+
+  /// Caps as Softcap has them.
+  FOVEA_DEVICE ApproximateSoftcap of(float c, float scale, float octave) {
+    const float size = ptx::min_ftz(ptx::max_ftz(ptx::abs_ftz(c), 0x1p-100F), 0x1p+100F);
+    return {ptx::div_rn(scale, size), octave * (c - c == 0.0F ? kLog2E * size : c - c)};
+  }
+
+  FOVEA_DEVICE_MEMBER float of_product(float product, float none) const {
+    return of_fraction(product * rate, none);
+  }
+
+  /// Sums of a thread's two rows, as fragments hold them, that times `factor` and more by `added` are products. `none`:
+  /// what 0 comes as.
+  template <int n>
+  FOVEA_DEVICE_MEMBER void apply(float (&s)[n], const float (&factor)[2], const float (&added)[2],
+                                 const float (&none)[2]) const {
+    const float slope[2] = {factor[0] * rate, factor[1] * rate};
+    const float first[2] = {added[0] * rate, added[1] * rate};
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const int r = i / 2 % 2;
+      s[i] = of_fraction(ptx::fma_rn(s[i], slope[r], first[r]), none[r]);
+    }
+  }
+
+ private:
+  FOVEA_DEVICE_MEMBER float of_fraction(float u, float none) const {
+    return ptx::fma_rn_ftz(ptx::tanh_approx(u), cap, none);
   }
 };
 
