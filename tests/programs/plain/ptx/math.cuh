@@ -38,6 +38,10 @@ FOVEA_DEVICE float rcp_approx_ftz(float x) {
   return ftz(std::nextafterf(exact, side(x) > 0 ? INFINITY : -INFINITY));
 }
 
+FOVEA_DEVICE float tanh_approx(float x) {
+  return static_cast<float>(std::tanh(double{x}) * (1 + 0x1p-11 * side(x)));
+}
+
 FOVEA_DEVICE float fma_rn_ftz(float a, float b, float c) {
   return ftz(std::fma(ftz(a), ftz(b), ftz(c)));
 }
@@ -46,6 +50,7 @@ FOVEA_DEVICE float add_rn(float a, float b) { return a + b; }
 FOVEA_DEVICE float mul_rn(float a, float b) { return a * b; }
 FOVEA_DEVICE float div_rn(float a, float b) { return a / b; }
 FOVEA_DEVICE float sqrt_rn(float x) { return std::sqrt(x); }
+FOVEA_DEVICE float abs(float x) { return std::fabs(x); }
 FOVEA_DEVICE float abs_ftz(float x) { return std::fabs(ftz(x)); }
 FOVEA_DEVICE float max_ftz(float a, float b) { return std::fmax(ftz(a), ftz(b)); }
 FOVEA_DEVICE float min_ftz(float a, float b) { return std::fmin(ftz(a), ftz(b)); }
