@@ -51,6 +51,27 @@ std::vector<Case> hopper_short_cases() {
   refilled.num_heads_q = refilled.num_heads_kv = 2;
   refilled.mask = causal();
   refilled.has_infinite_values = true;
+  // Queries in registers: two groups of three row tiles, of which the last has rows of one warp alone; and three groups
+  // of two, whose first rows see no keys.
+  Case kept = short_case("wgmma_short_kept_d64", {325, 340}, 64);
+  kept.num_heads_q = 4;
+  kept.num_heads_kv = 2;
+  kept.mask = causal(Align::top_left);
+  kept.has_sinks = true;
+  Case kept_padded = short_case("wgmma_short_kept_padded", {384, 333}, 72);
+  kept_padded.num_heads_q = kept_padded.num_heads_kv = 2;
+  kept_padded.dtype = Dtype::f16;
+  kept_padded.mask = causal();
+  kept_padded.softmax_scale = 2;
+  kept_padded.wants_row_max = true;
+  kept_padded.has_infinite_values = true;
+  // Four row tiles of one product each, whose next queries are there; three warps of the last have no rows.
+  Case next_queries = short_case("wgmma_short_next_queries", {197, 197}, 80);
+  next_queries.num_heads_q = next_queries.num_heads_kv = 4;
+  next_queries.has_infinite_values = true;
+  Case next_queries_causal = short_case("wgmma_short_next_queries_causal", {193, 208}, 72);
+  next_queries_causal.num_heads_q = next_queries_causal.num_heads_kv = 4;
+  next_queries_causal.mask = causal();
   // Two and three rounds of persistent CTAs; 64 rows of a group, and 13 of another.
   Case persistent = short_case("wgmma_short_persistent_d128", {77, 77}, 128);
   persistent.batch = 3;
@@ -81,10 +102,22 @@ std::vector<Case> hopper_short_cases() {
   Case packed_causal =
       packed("wgmma_short_packed_causal", 128, {{197, 193}, {64, 127}, {65, 1}, {70, 208}});
   packed_causal.mask = causal();
-  return {one_step, several,       window_f16,
-          padded,   group,         infinite,
-          refilled, persistent,    persistent_infinite,
-          sinks,    packed_causal, short_case("wgmma_short_no_keys", {40, 0}, 64)};
+  return {one_step,
+          several,
+          window_f16,
+          padded,
+          group,
+          infinite,
+          refilled,
+          kept,
+          kept_padded,
+          next_queries,
+          next_queries_causal,
+          persistent,
+          persistent_infinite,
+          sinks,
+          packed_causal,
+          short_case("wgmma_short_no_keys", {40, 0}, 64)};
 }
 
 }  // namespace fovea::testing

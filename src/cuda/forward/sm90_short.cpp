@@ -32,10 +32,11 @@ constexpr std::int64_t kFewestQueries = 17;
 
 // Measured (docs/kernels/attention_short_sm90.md).
 constexpr std::int64_t kFewKeys = 112;  // in one product
-constexpr std::int64_t kNarrowHeadDim = 64;
+constexpr std::int64_t kNarrowHeadDim = 64, kWideHeadDim = 97;
 
 std::int64_t widest(const ForwardProblem& f) { return std::max(f.head_dim_qk, f.head_dim_v); }
 bool is_narrow(const ForwardProblem& f) { return widest(f) <= kNarrowHeadDim; }
+bool is_wide(const ForwardProblem& f) { return widest(f) >= kWideHeadDim; }
 
 /// Of an SM: 64 K registers.
 constexpr int kRegisters = 65536, kMostRegisters = 255;
@@ -48,11 +49,13 @@ bool is_one_step(const Sm90ShortSpec& spec) {
 }
 
 /// That a thread wants: scores and sums of two rows, and addresses; of all but the only product, the probabilities of
-/// the one before. As compiled: with less much spills. Up to 72 bytes do where a mask is walked, and 16 beside sums of
+/// the one before; queries that are kept. As compiled: with less much spills. Up to 72 bytes do where a mask is walked, and 16 beside sums of
 /// 128 columns, where a CTA less was measured as slower.
 int wanted_registers(const Sm90ShortSpec& spec) {
   const int probabilities = is_one_step(spec) ? 0 : spec.tile_kv / 4;
-  return std::max(kFewestRegisters, spec.tile_kv / 2 + probabilities + spec.head_dim_v / 2 + 24);
+  const int queries = spec.keeps_queries ? spec.head_dim_qk / 4 : 0;
+  return std::max(kFewestRegisters,
+                  spec.tile_kv / 2 + probabilities + queries + spec.head_dim_v / 2 + 24);
 }
 
 std::int32_t ctas_that_fit(const Sm90ShortSpec& spec, const DeviceTraits& device) {
@@ -70,14 +73,18 @@ struct Tile {
   std::int64_t row_tiles, groups, most_keys;
 };
 
-/// With a buffer of Q for each of a group's row tiles, or with one where that lets more CTAs in.
+/// With as many buffers of Q, up to one for each of a group's row tiles, as cost no CTA.
 Sm90ShortSpec with_queries(Sm90ShortSpec spec, const DeviceTraits& device) {
+  const std::int64_t row_tiles = ceil_div(spec.tile_q, kShortRows * spec.num_warps / 4);
+  const std::int64_t most = spec.keeps_queries ? 1 : row_tiles;
   spec.q_stages = 1;
   spec.ctas_per_sm = ctas_that_fit(spec, device);
-  Sm90ShortSpec all = spec;
-  all.q_stages = static_cast<std::int32_t>(ceil_div(spec.tile_q, kShortRows * spec.num_warps / 4));
-  all.ctas_per_sm = ctas_that_fit(all, device);
-  return all.ctas_per_sm < spec.ctas_per_sm ? spec : all;
+  for (Sm90ShortSpec more = spec; more.q_stages < most;) {
+    ++more.q_stages;
+    if (ctas_that_fit(more, device) < spec.ctas_per_sm) break;
+    spec = more;
+  }
+  return spec;
 }
 
 /// CTAs that stay and share a head's keys drift apart and read them twice, which rows of wide heads cannot bear.
@@ -94,6 +101,17 @@ bool can_take_last_first(const Sm90ShortSpec& spec, std::int32_t ctas_of_head,
                          const ForwardProblem& f) {
   return has_mask(f) && !f.is_varlen && ctas_of_head == 1 && spec.stages > 1 &&
          spec.tile_q > kShortRows * spec.num_warps / 4 && spec.tile_q <= kMostRowsLastFirst;
+}
+
+/// Of head dims that leave room in registers, but for those for which the kernel for long sequences has tiles of their own
+/// (measured, likewise).
+constexpr std::int64_t kWidestKept = 80;
+bool can_keep_queries(const ForwardProblem& f) {
+  return has_mask(f) && !f.is_varlen && widest(f) <= kWidestKept;
+}
+/// Of more rows than begin with the last.
+bool keeps_queries(const Sm90ShortSpec& spec, const ForwardProblem& f) {
+  return can_keep_queries(f) && spec.tile_q > kMostRowsLastFirst && spec.tile_kv <= kShortRows;
 }
 
 Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceTraits& device) {
@@ -113,15 +131,14 @@ Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceT
   spec.stages = keys.count;
   spec.is_persistent = can_be_persistent(spec, f);
   spec.takes_last_first = can_take_last_first(spec, rows.count, f);
+  spec.keeps_queries = keeps_queries(spec, f);
   return with_queries(spec, device);
 }
 
 // Measured (docs/kernels/attention_short_sm90.md).
-constexpr std::int64_t kNarrowestHeadDim = 32, kWideHeadDim = 97;
+constexpr std::int64_t kNarrowestHeadDim = 32;
 constexpr std::int64_t kKeysOfOneProduct = 208;
 constexpr std::int64_t kMostRowTiles = 6;
-
-bool is_wide(const ForwardProblem& f) { return widest(f) >= kWideHeadDim; }
 
 /// A row tile a group up to some 100 keys, and of narrow heads a group a CTA, which lets more CTAs in.
 Tile tile_of_few_keys(const ForwardProblem& f) {
@@ -148,11 +165,11 @@ Tile tile_of_many_keys(const ForwardProblem& f) {
 }
 
 /// Of queries and keys. Beyond, and of head dims that leave half a panel earlier, the kernel for long sequences fills
-/// its tiles as well.
+/// its tiles as well; under a mask not where queries can be kept.
 std::int64_t most_tokens(const ForwardProblem& f) {
   const bool leaves_half = !is_narrow(f) && !is_wide(f);
-  if (has_mask(f)) return leaves_half ? 320 : 384;
-  return leaves_half ? kKeysOfOneProduct : 320;
+  if (!has_mask(f)) return leaves_half ? kKeysOfOneProduct : 320;
+  return leaves_half && !can_keep_queries(f) ? 320 : 384;
 }
 
 /// Time of the CTAs that share a head's row tiles, in halves of a row tile: as many waves as they take on the device,
@@ -162,6 +179,17 @@ std::int64_t time_of(const Sm90ShortSpec& spec, const ForwardProblem& f,
   const std::int64_t ctas = f.num_sequences * f.num_heads_q * ceil_div(f.seqlen_q, spec.tile_q);
   const std::int64_t at_once = std::int64_t{device.num_sms} * spec.ctas_per_sm;
   return ceil_div(ctas, at_once) * (2 * spec.tile_q / kShortRows + 1);
+}
+
+/// Are there heads for the second place of most SMs?
+bool has_many_heads(const ForwardProblem& f, const DeviceTraits& device) {
+  return 3 * f.num_sequences * f.num_heads_q > 4 * std::int64_t{device.num_sms};
+}
+
+/// Has a CTA, of one product, its next queries at hand, and hardly a CTA beside it that would fill its waits, not of fewer
+/// rows either? Then all rows of a head in one are ahead of as many waves of fewer.
+bool goes_on_alone(const Sm90ShortSpec& spec, const ForwardProblem& f) {
+  return spec.stages == 1 && spec.q_stages > 1 && !is_narrow(f);
 }
 
 /// Is each row's share of the keys a range of them?
@@ -234,10 +262,13 @@ Sm90ShortSpec Sm90ForwardShort::choose(const ForwardProblem& f, const DeviceTrai
     best = with_tile(f, tile, device);
   }
   if (best.ctas_per_sm == 0) return best;
-  // Rows of a CTA change no bits: keys are in the same tiles.
+  // Rows of a CTA change no bits: keys are in the same tiles. Two measured exceptions to waves, of many heads.
+  if (has_many_heads(f, device) && best.keeps_queries) return best;
   while (--tile.row_tiles >= tile.groups) {
     const Sm90ShortSpec spec = with_tile(f, tile, device);
-    if (spec.ctas_per_sm > 0 && time_of(spec, f, device) <= time_of(best, f, device)) best = spec;
+    const std::int64_t gain = time_of(best, f, device) - time_of(spec, f, device);
+    const std::int64_t least = has_many_heads(f, device) && goes_on_alone(best, f) ? 1 : 0;
+    if (spec.ctas_per_sm > 0 && gain >= least) best = spec;
   }
   return best;
 }

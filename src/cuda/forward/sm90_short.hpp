@@ -22,7 +22,8 @@ struct SpecText<Sm90ShortSpec> {
   using Base = ForwardSpec;
   static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90ShortSpec, q_stages),
                                        FOVEA_SPEC_MEMBER(Sm90ShortSpec, is_persistent),
-                                       FOVEA_SPEC_MEMBER(Sm90ShortSpec, takes_last_first)};
+                                       FOVEA_SPEC_MEMBER(Sm90ShortSpec, takes_last_first),
+                                       FOVEA_SPEC_MEMBER(Sm90ShortSpec, keeps_queries)};
 };
 
 /// A call's parameters and its grid; where it runs is not known here.

@@ -132,6 +132,9 @@ struct Sm90ShortSpec : ForwardSpec {
   // One CTA has all rows, under a mask: its groups begin with the last row tiles. They see most keys, so the steps that
   // are left when the last bytes have come are few.
   bool takes_last_first = false;
+  // A group's queries lie in registers while they are multiplied, and the next ones land where they lay: one buffer is
+  // enough for queries to be there a row tile ahead.
+  bool keeps_queries = false;
 
   bool operator==(const Sm90ShortSpec&) const = default;
 };

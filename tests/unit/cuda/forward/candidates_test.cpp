@@ -1279,7 +1279,8 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
                             {197, 64, false, 64, 4, 208, 1, 3},
                             {197, 64, true, 256, 8, 64, 4, 2},
                             {197, 72, false, 256, 4, 208, 1, 2, 112},
-                            {197, 80, false, 64, 4, 208, 1, 2, 96},
+                            {197, 80, false, 256, 4, 208, 1, 2, 96},
+                            {197, 80, false, 64, 4, 208, 1, 2, 8},  // few heads, likewise
                             {197, 128, false, 256, 8, 112, 2, 1, 64},
                             {256, 128, false, 256, 8, 128, 2, 1, 64},
                             {257, 32, false, 320, 4, 96, 3, 4, 256},
@@ -1288,6 +1289,7 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
                             {257, 128, false, 320, 12, 64, 5, 1, 64},
                             {384, 64, true, 384, 8, 64, 6, 2},
                             {384, 64, true, 128, 8, 64, 6, 2, 8},  // few heads: rows for all SMs
+                            {384, 80, true, 384, 12, 64, 6, 1, 96},
                             {384, 128, true, 384, 8, 64, 6, 1, 64}}) {
     SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
     Shape shape = square(e.seqlen, e.head_dim);
@@ -1303,6 +1305,35 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
     EXPECT_EQ(plan.spec->ctas_per_sm, e.ctas_per_sm);
     EXPECT_LE(e.ctas_per_sm * (static_cast<int>(plan.shared_bytes) + kReservedSharedBytes),
               typical_device(9, 0).shared_bytes_per_sm);
+  }
+}
+
+/// As many buffers of Q as cost no CTA; or one, where a masked CTA of more than 320 rows keeps its queries in registers.
+TEST(ForwardCandidates, ShortSequencesOnHopperHaveTheirNextQueriesAtHand) {
+  struct Expected {
+    std::int64_t seqlen, head_dim;
+    bool is_causal;
+    std::int32_t q_stages;
+    bool keeps_queries;
+    std::int64_t num_heads = 96;  // of two sequences
+  };
+  for (const Expected& e : {Expected{197, 80, false, 2, false},
+                            {197, 72, true, 2, false},
+                            {197, 128, false, 2, false, 64},
+                            {320, 64, true, 2, false},
+                            {384, 64, true, 1, true},
+                            {384, 80, true, 1, true},
+                            {384, 128, true, 1, false, 64}}) {
+    SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
+    Shape shape = square(e.seqlen, e.head_dim);
+    shape.num_heads_q = shape.num_heads_kv = e.num_heads;
+    Problem problem = problem_of(shape);
+    if (e.is_causal) problem.mask = causal();
+    const ForwardPlan plan = chosen(problem, 9, 0);
+    ASSERT_EQ(plan.candidate, kHopperShort);
+    const auto spec = plan.spec.as<Sm90ShortSpec>();
+    EXPECT_EQ(spec.q_stages, e.q_stages);
+    EXPECT_EQ(spec.keeps_queries, e.keeps_queries);
   }
 }
 
@@ -1328,7 +1359,8 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresAreRefusedInWords) {
   };
   EXPECT_EQ(masked(384, 64), "");
   EXPECT_EQ(masked(385, 64), "seqlen_q is 385; expected at most 384");
-  EXPECT_EQ(masked(321, 80), "seqlen_q is 321; expected at most 320");
+  EXPECT_EQ(masked(384, 80), "");
+  EXPECT_EQ(masked(321, 88), "seqlen_q is 321; expected at most 320");
   Shape few = square(77, 64);
   few.seqlen_q = 16;
   EXPECT_EQ(reason(problem_of(few)), "seqlen_q is 16; expected at least 17");

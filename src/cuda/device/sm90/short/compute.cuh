@@ -4,6 +4,7 @@
 #include "common/passes.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/short/cta.cuh"
@@ -19,11 +20,16 @@ template <Sm90ShortSpec spec, class Mods>
 struct Compute {
   using T = Traits<spec>;
   using Probabilities = std::uint32_t[spec.tile_kv / 16][4];
+  /// Are warps without rows spared the softmax? The branch takes registers, which the only product of up to 112 keys
+  /// leaves, and one of several row tiles that has no mask to walk.
+  static constexpr bool kSkipsWarps =
+      spec.stages == 1 && (T::kIsOneStep ? spec.tile_kv <= 112 : !Mods::has_mask);
   const Cta<spec>& cta;
   std::uint32_t later_tiles;  // of keys, that are still to be asked for: a bit each
 
   float s[spec.tile_kv / 2];
   float o[spec.head_dim_v / 2];
+  std::uint32_t queries[spec.keeps_queries ? spec.head_dim_qk / 16 : 1][4];  // of this row tile
   Rows<spec> rows;
   std::uint32_t q_parities = 0, q_refills = 0;  // of buffers of Q, a bit each
   std::uint32_t tile_parity = 0;                // of a persistent CTA's tiles
@@ -38,7 +44,9 @@ struct Compute {
     Step step{};
     if (!steps.next(step)) return;
     Probabilities p;
+    if constexpr (spec.keeps_queries) return run_ahead(steps, step, pass, p);
     issue_scores(step);
+    load_later_queries(pass);
     for (;;) {
       Step after{};
       const bool has_after = !T::kIsOneStep && steps.next(after);
@@ -46,17 +54,14 @@ struct Compute {
       make_probabilities(step, pass, p);
       issue_sums(step, pass, p);
       // Note: each way has its wait. Where they meet before O is read, ptxas takes O for a product's that still runs,
-      // and lets one product run at a time. The next queries may take the place of these, where O is left for a moment.
+      // and lets one product run at a time.
       if (step.is_last) {
         ptx::wgmma_wait_group<0>();
-        if (T::kHasNextQueries && has_after) issue_scores(after);
         is_finite = finish(cta, step.row_tile, rows, o, pass) && is_finite;
-        if constexpr (T::kRefills) refill(step.row_tile);
-        if (!T::kHasNextQueries && has_after) issue_scores(after);
+        if constexpr (T::kRefills) refill(step.row_tile, spec.q_stages);
         if (!has_after) return;
-      } else {
-        issue_scores(after);
       }
+      issue_scores(after);
       step = after;
     }
   }
@@ -104,9 +109,78 @@ struct Compute {
     ptx::sync_warp();
   }
 
-  /// These queries are multiplied, and O, which lay in their place, is stored: the buffer goes to those that follow.
-  FOVEA_DEVICE_MEMBER void refill(int row_tile) {
-    const int place = cta.place_of_round(cta.place_of(row_tile) / T::kGroups + spec.q_stages);
+  /// As run, with queries in registers. Of the same rows the next scores are asked for ahead of these sums, which then
+  /// run beside the powers of those.
+  FOVEA_DEVICE_MEMBER void run_ahead(Steps<spec, Mods>& steps, Step step, Pass pass,
+                                     Probabilities& p) {
+    float powers[spec.tile_kv / 2];  // P that waits for sums which read the P before
+    read_queries(step.row_tile);
+    refill(step.row_tile, 1);
+    issue_scores(step);
+    for (;;) {
+      ptx::wgmma_wait_group<0>();
+      make_probabilities(step, pass, p);
+      Step after{};
+      bool has_after;
+      while (has_after = steps.next(after), !step.is_last) {
+        issue_scores(after);
+        issue_sums(step, pass, p);
+        ptx::wgmma_wait_group<1>();
+        softmax(after, pass, [&](int i, float lo, float hi) {
+          powers[2 * i] = lo;
+          powers[2 * i + 1] = hi;
+        });
+        ptx::wgmma_wait_group<0>();
+        rows.rescale(o);
+#pragma unroll
+        for (int i = 0; i < spec.tile_kv / 4; ++i) place(i, powers[2 * i], powers[2 * i + 1], p);
+        step = after;
+      }
+      issue_sums(step, pass, p);
+      if (has_after) read_queries(after.row_tile);
+      ptx::wgmma_wait_group<0>();
+      is_finite = finish(cta, step.row_tile, rows, o, pass) && is_finite;
+      if (!has_after) return;
+      ptx::sync_warp();  // the next O lies where this one did
+      refill(step.row_tile, 2);
+      issue_scores(after);
+      step = after;
+    }
+  }
+
+  /// Queries of the rounds that have buffers of their own, behind the first scores: a warp that asks for more boxes than
+  /// TMA has room for waits there, and its group with it.
+  FOVEA_DEVICE_MEMBER void load_later_queries(Pass pass) {
+    if (T::kAt.num_queries == T::kGroups || pass != Pass::all || cta.warp != 0) return;
+    if (ptx::elect_one()) copy_queries(cta, T::kGroups, T::kAt.num_queries);
+    ptx::sync_warp();
+  }
+
+  /// The warp's 16 rows as operand a. What lies in their place from here on is O of the rows before, then the next Q.
+  FOVEA_DEVICE_MEMBER void read_queries(int row_tile) {
+    await_queries(row_tile);
+    const typename T::QTile tile{cta.q_at(row_tile)};
+    const SharedAddress mine = tile.chunk(cta.first_row_of_warp() + cta.lane % 16, cta.lane / 16);
+#pragma unroll
+    for (int i = 0; i < spec.head_dim_qk / T::kElement.k_step; ++i) {
+      const ptx::U32x4 matrices = ptx::ldmatrix_x4(tile.chunk_ahead(mine, 2 * i));
+      queries[i][0] = matrices.x;
+      queries[i][1] = matrices.y;
+      queries[i][2] = matrices.z;
+      queries[i][3] = matrices.w;
+    }
+    ptx::sync_warp();
+  }
+
+  FOVEA_DEVICE_MEMBER void await_queries(int row_tile) {
+    const int buffer = cta.buffer_of(row_tile);
+    ptx::mbarrier_wait_parity(cta.q_full(row_tile), q_parities >> buffer & 1U);
+    q_parities ^= 1U << buffer;
+  }
+
+  /// These queries are read, and O, which lay in their place, is stored: the buffer goes to those so many rounds on.
+  FOVEA_DEVICE_MEMBER void refill(int row_tile, int rounds) {
+    const int place = cta.place_of_round(cta.place_of(row_tile) / T::kGroups + rounds);
     const int next = cta.row_tile_at(place);
     if (place >= T::kRowTiles || !cta.has_rows(next)) return;
     ptx::fence_proxy_async_shared_cta();
@@ -124,19 +198,20 @@ struct Compute {
     using QTile = typename T::QTile;
     using KTile = typename T::KTile;
     load_up_to(step.kv_tile + kTilesAhead);
-    if (step.is_first) {
-      const int buffer = cta.buffer_of(step.row_tile);
-      ptx::mbarrier_wait_parity(cta.q_full(step.row_tile), q_parities >> buffer & 1U);
-      q_parities ^= 1U << buffer;
-    }
+    if (!spec.keeps_queries && step.is_first) await_queries(step.row_tile);
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, step.kv_tile), tile_parity);
     const auto a = k_major_descriptor(QTile{cta.q_at(step.row_tile)});
     const auto b = k_major_descriptor(KTile{cta.k_at(step.kv_tile)});
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < spec.head_dim_qk / T::kElement.k_step; ++i) {
-      ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(s, advanced(a, k_major_offset<QTile>(i)),
-                                                      advanced(b, k_major_offset<KTile>(i)), i > 0);
+      const auto b_i = advanced(b, k_major_offset<KTile>(i));
+      if constexpr (spec.keeps_queries) {
+        ptx::wgmma_rs<T::kType, T::kType, spec.tile_kv>(s, queries[i], b_i, i > 0);
+      } else {
+        ptx::wgmma_ss<T::kType, T::kType, spec.tile_kv>(s, advanced(a, k_major_offset<QTile>(i)),
+                                                        b_i, i > 0);
+      }
     }
     ptx::wgmma_commit_group();
   }
@@ -144,16 +219,26 @@ struct Compute {
   /// S becomes P. Where a warp without rows is skipped its P is anything, and so is its O. (Zeros ptxas would move
   /// ahead of the wait for S, and then let one product run at a time.)
   FOVEA_DEVICE_MEMBER void make_probabilities(const Step& step, Pass pass, Probabilities& p) {
-    if constexpr (T::kSkipsWarps) {
+    if constexpr (kSkipsWarps) {
       if (!cta.warp_has_rows(step.row_tile)) return;
     }
-    if (step.is_first) rows.begin();
-    if (!step.is_full) mask<Mods>(cta, step, s);
-    if (is_indicator(pass)) shrink(s);
-    rows.softmax(s, p, cta.p.common.softmax_scale_log2);
+    softmax(step, pass, [&](int i, float lo, float hi) { place(i, lo, hi, p); });
     if constexpr (spec.stages > 1) {  // else there is nothing yet
       if (!step.is_first) rows.rescale(o);
     }
+  }
+
+  template <class Take>
+  FOVEA_DEVICE_MEMBER void softmax(const Step& step, Pass pass, Take&& take) {
+    if (step.is_first) rows.begin();
+    if (!step.is_full) mask<Mods>(cta, step, s);
+    if (is_indicator(pass)) shrink(s);
+    rows.softmax(s, cta.p.common.softmax_scale_log2, take);
+  }
+
+  /// Pair i of P, as operand a of the next product.
+  FOVEA_DEVICE_MEMBER static void place(int i, float lo, float hi, Probabilities& p) {
+    p[i / 4][i % 4] = pack<spec.element>(lo, hi);
   }
 
   /// O += P V.

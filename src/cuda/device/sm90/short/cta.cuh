@@ -33,8 +33,6 @@ struct Traits {
   /// Is there one product of each kind, of all rows with all keys?
   static constexpr bool kIsOneStep = kRowTiles == kGroups && spec.stages == 1;
   static_assert(!spec.is_persistent || kIsOneStep, "what a step has read is free");
-  /// Are warps without rows spared the softmax? Beside more scores the branch takes registers that are not there.
-  static constexpr bool kSkipsWarps = kIsOneStep && spec.tile_kv <= 112;
   static constexpr ElementTraits kElement = element_traits(spec.element);
   static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);
 
@@ -45,8 +43,8 @@ struct Traits {
   using VTile = SharedTile<spec.tile_kv, kAt.v_row_bytes, kSwizzle>;
   /// Has a group more row tiles than buffers of Q?
   static constexpr bool kRefills = kRowTiles > kAt.num_queries;
-  /// Are a group's next queries there while O lies in the place of these?
-  static constexpr bool kHasNextQueries = !kRefills || spec.q_stages > 1;
+  static_assert(!spec.keeps_queries || (kRefills && spec.q_stages == 1),
+                "kept queries leave their buffer to the next");
 };
 
 /// What rows of 64 are to RowView and span_of.

@@ -99,7 +99,7 @@ FOVEA_DEVICE void begin_barriers(const Cta<spec>& cta) {
   ptx::fence_mbarrier_init_release_cluster();
 }
 
-/// Barriers and the first copies, by one thread: the others meet it behind them. Then the queries that come second.
+/// Barriers and the first copies, by one thread: the others meet it behind them.
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void start(const Cta<spec>& cta, std::uint32_t tiles) {
   using T = Traits<spec>;
@@ -107,7 +107,6 @@ FOVEA_DEVICE void start(const Cta<spec>& cta, std::uint32_t tiles) {
   begin_barriers(cta);
   copy_queries(cta, 0, T::kGroups);
   copy_tiles(cta, tiles);
-  copy_queries(cta, T::kGroups, T::kAt.num_queries);
 }
 
 /// The first tile of a persistent CTA. Groups without rows go the same way as others, with queries that are zeros.

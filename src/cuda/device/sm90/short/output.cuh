@@ -40,11 +40,6 @@ FOVEA_DEVICE void finish_rows(const Cta<spec>& cta, const Work& work, const Rows
   for (int r = 0; r < 2; ++r) factors[r] = ptx::shfl_idx(result.factor, cta.lane / 4 * 4 + r);
 }
 
-template <Element element>
-FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
-  return element == Element::bf16 ? ptx::cvt_bf16x2(lo, hi) : ptx::cvt_f16x2(lo, hi);
-}
-
 /// Where the warp's rows of Q lay, which only it has read.
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void stage_out(const Cta<spec>& cta, const typename Traits<spec>::OTile& tile,

@@ -66,6 +66,11 @@ FOVEA_DEVICE float join_quad(float mine, Join&& join) {
   return join(mine, ptx::shfl_bfly(mine, 2));
 }
 
+template <Element element>
+FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
+  return element == Element::bf16 ? ptx::cvt_bf16x2(lo, hi) : ptx::cvt_f16x2(lo, hi);
+}
+
 template <Sm90ShortSpec spec>
 struct Rows {
   static constexpr int kScores = spec.tile_kv / 2;
@@ -81,9 +86,10 @@ struct Rows {
     }
   }
 
-  /// s becomes P, packed as operand a of the next product.
-  FOVEA_DEVICE_MEMBER void softmax(const float (&s)[kScores], std::uint32_t (&p)[kScores / 8][4],
-                                   float softmax_scale_log2) {
+  /// take(i, lo, hi): pair i of probabilities, which are powers of s.
+  template <class Take>
+  FOVEA_DEVICE_MEMBER void softmax(const float (&s)[kScores], float softmax_scale_log2,
+                                   Take&& take) {
     OriginStep steps[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -98,8 +104,7 @@ struct Rows {
       const float lo = probability(s[2 * i], steps[i % 2]);
       const float hi = probability(s[2 * i + 1], steps[i % 2]);
       sums[i % 4] += lo + hi;
-      p[i / 4][i % 4] =
-          spec.element == Element::bf16 ? ptx::cvt_bf16x2(lo, hi) : ptx::cvt_f16x2(lo, hi);
+      take(i, lo, hi);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) state[r].sum += sums[r] + sums[r + 2];
