@@ -103,9 +103,8 @@ bool can_take_last_first(const Sm90ShortSpec& spec, std::int32_t ctas_of_head,
          spec.tile_q > kShortRows * spec.num_warps / 4 && spec.tile_q <= kMostRowsLastFirst;
 }
 
-/// Of head dims that leave room in registers, but for those for which the kernel for long sequences has tiles of their own
-/// (measured, likewise).
-constexpr std::int64_t kWidestKept = 80;
+/// Of head dims above, the kernel for long sequences is no slower (measured, likewise).
+constexpr std::int64_t kWidestKept = 72;
 bool can_keep_queries(const ForwardProblem& f) {
   return has_mask(f) && !f.is_varlen && widest(f) <= kWidestKept;
 }
@@ -187,9 +186,9 @@ bool has_many_heads(const ForwardProblem& f, const DeviceTraits& device) {
 }
 
 /// Has a CTA, of one product, its next queries at hand, and hardly a CTA beside it that would fill its waits, not of fewer
-/// rows either? Then all rows of a head in one are ahead of as many waves of fewer.
+/// rows either? Then all rows of a head in one are ahead of as many waves of fewer, but not under a mask.
 bool goes_on_alone(const Sm90ShortSpec& spec, const ForwardProblem& f) {
-  return spec.stages == 1 && spec.q_stages > 1 && !is_narrow(f);
+  return spec.stages == 1 && spec.q_stages > 1 && !is_narrow(f) && !has_mask(f);
 }
 
 /// Is each row's share of the keys a range of them?

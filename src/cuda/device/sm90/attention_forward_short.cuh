@@ -5,14 +5,17 @@
 // A CTA owns tile_q rows of one head, mostly all, and shared memory has all keys and values of their sequence: copies
 // are asked for two tiles ahead, each lands on a barrier of its own, and no buffer of keys is written twice. One to
 // three warpgroups share what landed; each takes 64 rows at a time, and their keys in as few products as registers
-// allow. The last product of 64 rows and the first of the next 64 run beside each other, and beside the end of the
-// former:
+// allow. Sums of a tile and scores of the next run beside each other, but nothing beside the end of 64 rows: the next
+// scores there slow it by more than they take (measured). Queries that have a buffer of their own are asked for behind
+// the first scores:
 //
 //   TMA      Q0 K0 V0 K1 V1 Q1                     a group with two row tiles of two kv tiles each
-//   wgmma    | S00 |         | O00 S01 |          | O01 S10 |         | O10 S11 | ...
-//   softmax        |   P00   |         |    P01   |  store  |   P10   |
+//   wgmma    | S00 |         | O00 S01 |         | O01 |         | S10 |         | O10 S11 | ...
+//   softmax        |   P00   |         |   P01   |     |  store  |     |   P10   |
 //
-// Where shared memory has no room for all of Q, a group's queries follow each other in one buffer (q_stages).
+// Where shared memory has no room for all of Q, a group's queries follow each other in as many buffers as cost no CTA
+// (q_stages); or in one, while those of the rows in hand lie in registers (keeps_queries). Then sums of a tile run beside
+// the powers of the next.
 //
 // What hides a CTA's latencies is the CTAs beside it: there is no loading warp, no schedule and no counter. Where one
 // product of each kind makes a tile, CTAs are persistent: what the next tile needs is asked for in the place of what

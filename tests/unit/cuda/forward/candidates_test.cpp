@@ -1289,7 +1289,8 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
                             {257, 128, false, 320, 12, 64, 5, 1, 64},
                             {384, 64, true, 384, 8, 64, 6, 2},
                             {384, 64, true, 128, 8, 64, 6, 2, 8},  // few heads: rows for all SMs
-                            {384, 80, true, 384, 12, 64, 6, 1, 96},
+                            {384, 72, true, 384, 12, 64, 6, 1, 112},
+                            {197, 80, true, 64, 4, 208, 1, 2, 96},
                             {384, 128, true, 384, 8, 64, 6, 1, 64}}) {
     SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
     Shape shape = square(e.seqlen, e.head_dim);
@@ -1318,11 +1319,11 @@ TEST(ForwardCandidates, ShortSequencesOnHopperHaveTheirNextQueriesAtHand) {
     std::int64_t num_heads = 96;  // of two sequences
   };
   for (const Expected& e : {Expected{197, 80, false, 2, false},
-                            {197, 72, true, 2, false},
+                            {197, 72, true, 2, false, 112},
                             {197, 128, false, 2, false, 64},
                             {320, 64, true, 2, false},
                             {384, 64, true, 1, true},
-                            {384, 80, true, 1, true},
+                            {384, 72, true, 1, true},
                             {384, 128, true, 1, false, 64}}) {
     SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
     Shape shape = square(e.seqlen, e.head_dim);
@@ -1359,8 +1360,8 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresAreRefusedInWords) {
   };
   EXPECT_EQ(masked(384, 64), "");
   EXPECT_EQ(masked(385, 64), "seqlen_q is 385; expected at most 384");
-  EXPECT_EQ(masked(384, 80), "");
-  EXPECT_EQ(masked(321, 88), "seqlen_q is 321; expected at most 320");
+  EXPECT_EQ(masked(384, 72), "");
+  EXPECT_EQ(masked(321, 80), "seqlen_q is 321; expected at most 320");
   Shape few = square(77, 64);
   few.seqlen_q = 16;
   EXPECT_EQ(reason(problem_of(few)), "seqlen_q is 16; expected at least 17");
