@@ -49,8 +49,8 @@ bool is_one_step(const Sm90ShortSpec& spec) {
 }
 
 /// That a thread wants: scores and sums of two rows, and addresses; of all but the only product, the probabilities of
-/// the one before; queries that are kept. As compiled: with less much spills. Up to 72 bytes do where a mask is walked, and 16 beside sums of
-/// 128 columns, where a CTA less was measured as slower.
+/// the one before; queries that are kept. As compiled: with less much spills. Up to 72 bytes do where a mask is walked,
+/// and 16 beside sums of 128 columns, where a CTA less was measured as slower.
 int wanted_registers(const Sm90ShortSpec& spec) {
   const int probabilities = is_one_step(spec) ? 0 : spec.tile_kv / 4;
   const int queries = spec.keeps_queries ? spec.head_dim_qk / 4 : 0;
@@ -185,8 +185,8 @@ bool has_many_heads(const ForwardProblem& f, const DeviceTraits& device) {
   return 3 * f.num_sequences * f.num_heads_q > 4 * std::int64_t{device.num_sms};
 }
 
-/// Has a CTA, of one product, its next queries at hand, and hardly a CTA beside it that would fill its waits, not of fewer
-/// rows either? Then all rows of a head in one are ahead of as many waves of fewer, but not under a mask.
+/// Has a CTA, of one product, its next queries at hand, and hardly a CTA beside it that would fill its waits, not of
+/// fewer rows either? Then all rows of a head in one are ahead of as many waves of fewer, but not under a mask.
 bool goes_on_alone(const Sm90ShortSpec& spec, const ForwardProblem& f) {
   return spec.stages == 1 && spec.q_stages > 1 && !is_narrow(f) && !has_mask(f);
 }

@@ -14,8 +14,8 @@
 //   softmax        |   P00   |         |   P01   |     |  store  |     |   P10   |
 //
 // Where shared memory has no room for all of Q, a group's queries follow each other in as many buffers as cost no CTA
-// (q_stages); or in one, while those of the rows in hand lie in registers (keeps_queries). Then sums of a tile run beside
-// the powers of the next.
+// (q_stages); or in one, while those of the rows in hand lie in registers (keeps_queries). Then sums of a tile run
+// beside the powers of the next.
 //
 // What hides a CTA's latencies is the CTAs beside it: there is no loading warp, no schedule and no counter. Where one
 // product of each kind makes a tile, CTAs are persistent: what the next tile needs is asked for in the place of what

@@ -1309,7 +1309,7 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
   }
 }
 
-/// As many buffers of Q as cost no CTA; or one, where a masked CTA of more than 320 rows keeps its queries in registers.
+/// As many buffers of Q as cost no CTA; or one, where a masked CTA of more than 320 rows keeps queries in registers.
 TEST(ForwardCandidates, ShortSequencesOnHopperHaveTheirNextQueriesAtHand) {
   struct Expected {
     std::int64_t seqlen, head_dim;

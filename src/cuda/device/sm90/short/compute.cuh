@@ -148,8 +148,8 @@ struct Compute {
     }
   }
 
-  /// Queries of the rounds that have buffers of their own, behind the first scores: a warp that asks for more boxes than
-  /// TMA has room for waits there, and its group with it.
+  /// Queries of the rounds that have buffers of their own, behind the first scores: a warp that asks for more boxes
+  /// than TMA has room for waits there, and its group with it.
   FOVEA_DEVICE_MEMBER void load_later_queries(Pass pass) {
     if (T::kAt.num_queries == T::kGroups || pass != Pass::all || cta.warp != 0) return;
     if (ptx::elect_one()) copy_queries(cta, T::kGroups, T::kAt.num_queries);
