@@ -152,8 +152,9 @@ class FOVEA_EXPORT Plan {
   /// place of those that are compiled; a run that begins after this is true uses these. Throws why they cannot be had
   /// (CompileError, DeviceError), as does `run` then.
   [[nodiscard]] bool is_final() const;
-  /// Returns when it is: before bits are compared, times are taken, or a graph captures runs that it will keep. A
-  /// process that ends stops compiling, and one that was forked compiles nothing: there this throws DeviceError.
+  /// Returns when it is: before bits are compared, times are taken, or a graph captures runs that it will keep. In a
+  /// process that ends, which stops compiling, this throws CompileError; in a forked one, which compiles nothing,
+  /// DeviceError.
   void wait() const;
 
   struct Impl;

@@ -1,4 +1,6 @@
 // Problems of sm90/decode: see forward_cases.hpp.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <iterator>
@@ -18,7 +20,13 @@ namespace fovea::testing {
 namespace {
 
 /// Of more rows than a warp has: problems that sm90/attention_forward has too.
-constexpr std::array kManyRows = {"rows_20_dropout", "rows_24_infinite", "rows_32_small_values"};
+constexpr std::array kManyRows = {
+    "rows_64",          "rows_54_window",           "rows_33_programs",     "rows_20_dropout",
+    "rows_24_infinite", "rows_24_infinite_dropout", "rows_32_small_values", "rows_33_extreme"};
+/// Of caches.
+constexpr std::array kManyRowsOfCaches = {"few_pages_of_16", "few_slots",  "few_pages_nan",
+                                          "few_slots_nan",   "few_packed", "few_packed_slots",
+                                          "few_packed_heads"};
 
 /// Its label from the kernel's name on.
 std::string_view case_of_hopper(std::string_view label) {
@@ -131,10 +139,16 @@ std::vector<Case> decode_cases() {
   Case extreme_groups = groups;
   extreme_groups.label = "few_rows_groups_extreme";
   extreme_groups.num_heads_q = 3;
+  // Of a warpgroup: of 63 rows some are nobody's; values are one panel of two.
   Case many_rows = groups;
-  many_rows.label = "few_rows_groups_of_32";
-  many_rows.num_heads_q = 12;
-  for (Case* each : {&groups, &many_rows, &infinite, &extreme_groups}) {
+  many_rows.label = "few_rows_groups_of_63";
+  many_rows.seqlen_q = 9;
+  many_rows.num_heads_q = 21;
+  many_rows.head_dim_qk = 128;
+  Case many_infinite = infinite;
+  many_infinite.label = "few_rows_groups_of_17_infinite_values";
+  many_infinite.seqlen_q = 17;
+  for (Case* each : {&groups, &many_rows, &infinite, &many_infinite, &extreme_groups}) {
     // Who folds splits: a CTA that takes several, the combine kernel, a cluster.
     for (const char* who : {"groups", "splits", "cluster"}) {
       Case problem = *each;
@@ -222,6 +236,23 @@ std::vector<NamedCacheCase> decode_cache_cases() {
       {"decode_pages_of_24", odd_pages}, {"decode_pages_of_8", small_pages},
       {"decode_pages_of_64", many_rows}, {"decode_slots", slots},
       {"decode_padded", padded}};
+  for (NamedCacheCase& many : hopper_few_rows_cache_cases()) {
+    const std::string label(case_of_hopper(many.label));
+    if (is_one_of(kManyRowsOfCaches, label)) cases.push_back({"decode_" + label, many.problem});
+  }
+  // 17 rows, one more than mma.sync multiplies; boxes of 8 keys, of one panel and of two.
+  CacheCase many_odd_pages = odd_pages;
+  many_odd_pages.seqlen_q = 17;
+  many_odd_pages.num_heads_q = 1;
+  CacheCase many_small_pages = small_pages;
+  many_small_pages.num_heads_q = 4;  // 32 rows
+  many_small_pages.nan_key = 290;
+  CacheCase many_groups = groups;
+  many_groups.num_heads_q = 24;  // 32 rows
+  cases.push_back({"decode_pages_of_24_many_rows", many_odd_pages});
+  cases.push_back({"decode_pages_of_8_many_rows", many_small_pages});
+  for (const char* who : {"groups", "splits", "cluster"})
+    cases.push_back({fmt::format("decode_{}_many_rows", who), many_groups});
   return cases;
 }
 

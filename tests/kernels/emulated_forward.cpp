@@ -6,6 +6,8 @@
 #include "common/clear_counter.cuh"
 #include "common/clear_rows.cuh"
 #include "common/range_table.cuh"
+#include "ptx/generated/wgmma_bf16.cuh"
+#include "ptx/generated/wgmma_f16.cuh"
 #include "sm80/attention_forward.cuh"
 #include "sm80/attention_forward_f32.cuh"
 #include "sm90/decode.cuh"

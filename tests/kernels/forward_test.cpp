@@ -477,10 +477,11 @@ TEST(DecodedGroups, HaveTheBitsOfSplits) {
   const std::set all = {cuda::Unit::split, cuda::Unit::group, cuda::Unit::sequence};
   EXPECT_EQ(units["few_rows_groups"], all);
   EXPECT_EQ(units["few_rows_groups_extreme"], all);
-  EXPECT_EQ(units["few_rows_groups_of_32"], all);
-  EXPECT_EQ(units["few_rows_groups_infinite_values"],
-            (std::set{cuda::Unit::split, cuda::Unit::sequence}));  // they have one group
-  EXPECT_EQ(units.size(), 4);
+  EXPECT_EQ(units["few_rows_groups_of_63"], all);
+  const std::set of_one_group = {cuda::Unit::split, cuda::Unit::sequence};
+  EXPECT_EQ(units["few_rows_groups_infinite_values"], of_one_group);
+  EXPECT_EQ(units["few_rows_groups_of_17_infinite_values"], of_one_group);
+  EXPECT_EQ(units.size(), 5);
 }
 
 TEST(DecodedGroups, OfCodesHaveTheBitsOfSplits) {

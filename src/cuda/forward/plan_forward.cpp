@@ -92,7 +92,9 @@ void take(const Choice& choice, const ForwardProblem& problem, ForwardPlan& plan
 
 /// The bodies of wgmma for the types that are multiplied: a unit reads those that it uses.
 std::string include_of_products(const Candidate& candidate, const AnyForwardSpec& spec) {
-  if (!candidate.multiplies_by_wgmma) return "";
+  const auto* const decode = spec.get_if<Sm90DecodeSpec>();
+  if (!candidate.multiplies_by_wgmma && !(decode != nullptr && multiplies_by_wgmma(*decode)))
+    return "";
   constexpr std::string_view kInclude = "#include \"ptx/generated/wgmma_{}.cuh\"\n";
   const auto* const sm90 = spec.get_if<Sm90ForwardSpec>();
   std::string includes;

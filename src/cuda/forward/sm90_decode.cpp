@@ -12,16 +12,24 @@
 namespace fovea::cuda {
 namespace {
 
-/// Of a CTA, 16 of a warp. Of more rows the products by mma.sync take longer than memory: of 32 in large batches alone,
-/// and over pages by more (an H200), of 64 twice the time. Blackwell's memory is faster; no such GPU has measured it.
+bool is_coded(const ForwardProblem& f) { return codes_of(f.problem.k.dtype) != Codes::none; }
+
+/// More than 16 rows by mma.sync take longer than memory, of 64 twice the time: Hopper has wgmma for them, which codes
+/// in registers are no operands of. Of those over pages more than 16 take longer by much (an H200). Blackwell's memory
+/// is faster; no such GPU has measured it.
 std::int64_t most_rows(const ForwardProblem& f, const DeviceTraits& device) {
-  return device.major == 9 && !f.is_paged ? 32 : 16;
+  if (device.major != 9) return kDecodeRows;
+  if (!is_coded(f)) return kFewRows;
+  return f.is_paged ? kDecodeRows : 2 * kDecodeRows;
 }
+
 /// Beyond, sums, queries and scores of a warp have no registers.
 constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
 /// Of codes: as many bytes, and what a warp does once for a slice is less of it. docs/kernels/decode_coded_sm90.md.
 constexpr std::int32_t kKeysOfCodedSlice = 32;
+/// What a warpgroup multiplies at a time: more would leave room for fewer boxes beside sums of 64 rows.
+constexpr std::int32_t kKeysOfGroupSlice = 32;
 constexpr std::int32_t kReaders = 8;  // warps that compute: two for each scheduler
 /// Slices that one request brings: 16 KB at head_dim 128, twice. Measured on an H200: docs/kernels/decode_sm90.md.
 /// Beside more rows shared memory has room for smaller boxes.
@@ -59,9 +67,10 @@ Sm90DecodeSpec with_readers(Sm90DecodeSpec spec, std::int32_t readers, const Dev
   return spec;
 }
 
-/// Of a CTA: blocks of warps' rows, as many as divide the warps.
-std::int32_t rows_of_tile(std::int64_t rows) {
-  const auto blocks = static_cast<std::uint64_t>((rows + kDecodeRows - 1) / kDecodeRows);
+/// Blocks of warps' rows, as many as divide the warps.
+std::int32_t rows_of_blocks(const ForwardProblem& f) {
+  const auto blocks =
+      static_cast<std::uint64_t>((f.group * f.seqlen_q + kDecodeRows - 1) / kDecodeRows);
   return kDecodeRows * static_cast<std::int32_t>(std::bit_ceil(blocks));
 }
 
@@ -75,7 +84,7 @@ std::int32_t most_splits(const ForwardProblem& f) {
   const auto of_a_head =
       static_cast<std::uint64_t>(kSplitsOfHeads / std::max<std::int64_t>(1, f.num_heads_kv));
   return std::clamp(static_cast<std::int32_t>(std::bit_floor(of_a_head)), kMostSplits / 4,
-                    kMostSplits * kDecodeRows / rows_of_tile(rows));
+                    kMostSplits * kDecodeRows / rows_of_blocks(f));
 }
 
 Sm90DecodeSpec without_readers(const ForwardProblem& f) {
@@ -85,15 +94,19 @@ Sm90DecodeSpec without_readers(const ForwardProblem& f) {
   spec.has_padded_head_dim = spec.head_dim_qk != f.head_dim_qk || spec.head_dim_v != f.head_dim_v;
   spec.k_codes = codes_of(f.problem.k.dtype);
   spec.v_codes = codes_of(f.problem.v.dtype);
-  const std::int64_t rows = f.group * f.seqlen_q;
-  spec.tile_q = spec.has_codes() && rows <= kFewDecodeRows ? kFewDecodeRows : rows_of_tile(rows);
-  spec.tile_kv = spec.has_codes() ? kKeysOfCodedSlice : kKeysOfSlice;
+  const bool has_few_rows = spec.has_codes() && f.group * f.seqlen_q <= kFewDecodeRows;
+  spec.tile_q = has_few_rows ? kFewDecodeRows : rows_of_blocks(f);
+  if (multiplies_by_wgmma(spec)) spec.tile_q = static_cast<std::int32_t>(kFewRows);
+  spec.tile_kv = spec.has_codes()            ? kKeysOfCodedSlice
+                 : multiplies_by_wgmma(spec) ? kKeysOfGroupSlice
+                                             : kKeysOfSlice;
   spec.ctas_per_sm = 1;
   spec.heads_per_tile = packed_heads(f, spec.tile_q);
   spec.is_split = true;
   spec.most_splits = most_splits(f);
   spec.has_groups = spec.most_splits < kMostSplits;
-  spec.slices_of_box = f.is_paged                  ? (spec.has_codes() ? kSlicesOfPagedCodes : 1)
+  spec.slices_of_box = multiplies_by_wgmma(spec)   ? 1
+                       : f.is_paged                ? (spec.has_codes() ? kSlicesOfPagedCodes : 1)
                        : spec.tile_q > kDecodeRows ? kSlicesBesideManyRows
                                                    : kSlicesOfBox;
   return spec;
@@ -115,8 +128,9 @@ std::int64_t num_pairs(const Sm90DecodeSpec& spec, const ForwardProblem& f) {
 bool takes_groups(const Sm90DecodeSpec& spec, const ForwardProblem& f, const DeviceTraits& device) {
   const std::int64_t pairs = num_pairs(spec, f);
   const auto longest = static_cast<std::int32_t>(f.seqlen_kv);
+  // States are as many bytes as there are rows: of 64 a group pays beside a quarter of the keys.
   const bool fills_by_groups =
-      bytes_of_keys(f) >= kBytesOfManyKeys &&
+      bytes_of_keys(f) * rows_of_blocks(f) >= kBytesOfManyKeys * kDecodeRows &&
       16 * pairs * num_groups(longest, spec.most_splits) >= 15 * device.num_sms;
   return spec.has_groups &&
          (10 * pairs >= kTenthsOfPairsOfAnSm * device.num_sms || fills_by_groups);
@@ -219,7 +233,8 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   place_range_tables(plan, workspace, launch.common);
   const std::int32_t keys_of_box = spec.slices_of_box * spec.tile_kv;
   launch.params.rows_per_box =
-      spec.is_paged ? std::gcd(keys_of_box, launch.common.params.page_size) : keys_of_box;
+      spec.is_paged ? std::gcd(sm90_decode_keys_of_tile(spec), launch.common.params.page_size)
+                    : keys_of_box;
   const bool by_panels = sm90_decode_loads_panels(spec, launch.params.rows_per_box);
   // A fetch of 256 bytes would bring the neighbouring panel with each, and memory would be asked for it twice.
   const auto map_of = [&](const TensorView& keys, std::int32_t rows, bool is_by_panels) {

@@ -272,6 +272,12 @@ FOVEA_DEVICE bool ends_group(const Work& work) {
   return (work.split + 1) % kSplitsOfGroup == 0 || ends_sequence(work);
 }
 
+/// Is it the first split of what a CTA takes at a time?
+FOVEA_DEVICE bool begins_unit(const Work& work, Unit unit) {
+  return unit == Unit::split ||
+         work.split % (unit == Unit::group ? kSplitsOfGroup : kMostSplits) == 0;
+}
+
 /// Where a key lies in K and in V: an entry of their first dimension (a page, where there are pages) and a row of it.
 struct KvPlace {
   std::int64_t batch, row;

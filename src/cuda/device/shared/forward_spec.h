@@ -210,6 +210,11 @@ constexpr bool has_few_rows(const Sm90DecodeSpec& spec) { return spec.tile_q == 
 constexpr std::int32_t sm90_decode_blocks(const Sm90DecodeSpec& spec) {
   return has_few_rows(spec) ? 1 : spec.tile_q / kDecodeRows;
 }
+/// Warps of neighbouring rows are a warpgroup: 64 rows, which it multiplies by a box at once. Else each warp multiplies
+/// its own by mma.sync; of codes it must, for they become operands in registers.
+constexpr bool multiplies_by_wgmma(const Sm90DecodeSpec& spec) {
+  return !spec.has_codes() && spec.tile_q > kDecodeRows;
+}
 /// What computing warps of sm90/decode with neighbouring rows have, as many as have all rows of the CTA: slices of
 /// tile_kv keys.
 constexpr TeamSpec spec_of_decoding_warps(const Sm90DecodeSpec& decode) {
@@ -217,7 +222,7 @@ constexpr TeamSpec spec_of_decoding_warps(const Sm90DecodeSpec& decode) {
   spec.num_warps = sm90_decode_blocks(decode);
   spec.tile_q = spec.num_warps * kDecodeRows;
   spec.stages = 1;
-  spec.keeps_queries = true;
+  spec.keeps_queries = !multiplies_by_wgmma(decode);
   spec.has_panels = true;
   return spec;
 }
@@ -238,16 +243,29 @@ constexpr std::int32_t sm90_decode_parts(const Sm90DecodeSpec& spec) {
   return sm90_decode_readers(spec) / sm90_decode_blocks(spec);
 }
 
+/// Of these so many lie in shared memory at the end of a split. Of two warpgroups one adds its sums to the other's
+/// where they lie: those of 64 rows are as many bytes as two boxes.
+constexpr std::int32_t sm90_decode_kept_parts(const Sm90DecodeSpec& spec) {
+  return multiplies_by_wgmma(spec) ? 1 : sm90_decode_parts(spec);
+}
+
 /// Of an element of keys and of values, as they arrive.
 constexpr std::int32_t sm90_decode_key_bytes(const Sm90DecodeSpec& spec) {
   return spec.has_codes() ? 1 : element_bytes(spec.element);
 }
 
+/// Keys that lie together in a buffer, panel after panel: all of its, or where wgmma multiplies those of pages the 16
+/// that are a step of the second product's depth.
+constexpr std::int32_t sm90_decode_keys_of_tile(const Sm90DecodeSpec& spec) {
+  return multiplies_by_wgmma(spec) && spec.is_paged ? element_traits(spec.element).k_step
+                                                    : spec.slices_of_box * spec.tile_kv;
+}
+
 /// Does sm90/decode load each panel of 64 elements by itself? All of them lie in one box, one behind the other, only
-/// where that has all rows of a buffer, and the last panel is not cut.
+/// where that has all rows of a tile, and the last panel is not cut.
 constexpr bool sm90_decode_loads_panels(const Sm90DecodeSpec& spec, std::int32_t rows_per_box) {
   return spec.has_padded_head_dim ||
-         (spec.is_paged && rows_per_box < spec.slices_of_box * spec.tile_kv);
+         (spec.is_paged && rows_per_box < sm90_decode_keys_of_tile(spec));
 }
 
 /// Splits that the loading warp of sm90/decode posts ahead, and the bytes of each.
@@ -269,6 +287,7 @@ struct Sm90DecodeLayout {
   std::int32_t state_bytes;
 
   std::int32_t boxes;         // [stage] keys, then values
+  std::int32_t queries;       // of all rows, where wgmma multiplies them
   std::int32_t scales;        // [stage]
   std::int32_t parts;         // [part][row]
   std::int32_t states;        // [row][level] of units, or [row of the CTA][split]
@@ -289,9 +308,12 @@ constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
   at.part_row_bytes = 4 * spec.head_dim_v + 32;
   at.part_bytes = spec.tile_q * at.part_row_bytes;
   at.boxes = room.take(spec.stages * at.box_bytes);
+  const std::int32_t query_bytes = element_bytes(spec.element) * spec.head_dim_qk;
+  at.queries = room.take(multiplies_by_wgmma(spec) ? spec.tile_q * query_bytes : 0);
   at.scales = room.take(spec.stages * at.scale_bytes);
-  at.parts = room.take(sm90_decode_parts(spec) * at.part_bytes);
-  at.state_bytes = 4 * spec.head_dim_v + 16;
+  at.parts = room.take(sm90_decode_kept_parts(spec) * at.part_bytes);
+  // By warpgroups four lanes of each of eight rows go to different banks, as above.
+  at.state_bytes = multiplies_by_wgmma(spec) ? at.part_row_bytes : 4 * spec.head_dim_v + 16;
   const std::int32_t states_of_row = spec.takes_groups ? kLevelsOfUnit : is_clustered(spec) ? 1 : 0;
   at.states = room.take(spec.tile_q * states_of_row * at.state_bytes);
   at.records = room.take(kDecodeRecords * kDecodeRecordBytes);

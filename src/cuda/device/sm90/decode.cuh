@@ -2,12 +2,13 @@
 //
 //   O = Σ_w exp(m_w - m) O_w,  l = Σ_w exp(m_w - m) l_w           over warps, then over splits (common/combine.cuh)
 //
-// A CTA stays on its SM and takes one split of the keys after the other: the rows of one kv head, heads of a group side
-// by side, and 256 keys or more. Two warps find splits and load boxes of four slices of 16 keys by TMA (over pages of
-// one), as far ahead as there are buffers, across the ends of splits. Eight warps each take the slices that come to
-// their own slots, and compute what sm80/attention_forward computes: a warp has up to 16 rows, and sums of its own; of
-// more rows two warps take the same slices. At the end of a split the sums are joined in the order of its
-// slices. Where a CTA has splits that follow each other, their states become one, or the rows of the output.
+// A CTA stays on its SM and takes one split of the keys after the other: the rows of one kv head, heads of a group
+// side by side, and 256 keys or more. Two warps find splits and load boxes of four slices of 16 keys by TMA (over
+// pages of one), as far ahead as there are buffers, across the ends of splits. Eight warps each take the slices that
+// come to their own slots, and compute what sm80/attention_forward computes: a warp has up to 16 rows, and sums of its
+// own. Of 17 to 64 rows four warps are a warpgroup, and each of two takes every other box. At the end of a split the
+// sums are joined in the order of its slices. Where a CTA has splits that follow each other, their states become one,
+// or the rows of the output.
 //
 //   load 0, 1   split s: K0-3 V0-3 | K4-7 V4-7 | ... | K12-15 V12-15   split s+1: K0-3 V0-3 | ...     TMA
 //   warp 0      S0 P0 O0 ........ S8 P8 O8 ............. \
@@ -17,7 +18,9 @@
 //
 // Bound: memory. 4.2 TB/s are 19 bytes a clock of each SM, and a byte is asked for some 800 ns before it comes, so 26
 // KB must be under way on each SM; four buffers at head_dim 128 are 128 KB. A warp computes a slice of 8 KB in about
-// 800 of the 3,500 clocks that memory takes for those of eight warps.
+// 800 of the 3,500 clocks that memory takes for those of eight warps. mma.sync of 64 rows would take twice memory's
+// time; wgmma of a box of 32 keys, whatever of its 64 rows is there, takes some 300 clocks of the 860 that memory
+// does.
 //
 // Split boundaries follow from the sequence's own length (shared/split.h), and which part a slice belongs to from its
 // place in the split, so a row's bits do not depend on who else is in the batch. Values behind the last key are cleared
@@ -26,23 +29,26 @@
 //
 // Keys and values may be codes of 8 bits (sm90/decode_coded): half the bytes, so that slices are of 32 keys and boxes
 // of 128 (over pages of 64). Their scales come beside them by cp.async; codes become operands in registers, of which
-// those that compute get what a warpgroup of helpers leaves. Rows are eights there, one or two of a warp.
+// those that compute get what a warpgroup of helpers leaves. Rows are eights there, one or two of a warp; of up to 32
+// rows two warps take the same slices.
 //
 // Chapters, in decode/:
 //
-//   cta.cuh       where things lie in shared memory, what the loading warps post
-//   box_walk.cuh  which boxes of keys the rows see, and which slices of them
-//   load.cuh      which splits a CTA has; keys and values on their way in, pages too
-//   scales.cuh    those of codes on their way in
-//   codes.cuh     slices of codes
-//   compute.cuh   slices, and what all warps' sums together are
-//   fold.cuh      states of splits made one, in their order
-//   unit.cuh      those of several splits of a CTA
-//   cluster.cuh   those of a cluster's CTAs
+//   cta.cuh             where things lie in shared memory, what the loading warps post
+//   box_walk.cuh        which boxes of keys the rows see, and which slices of them
+//   load.cuh            which splits a CTA has; keys and values on their way in, pages too
+//   scales.cuh          those of codes on their way in
+//   codes.cuh           slices of codes
+//   group_products.cuh  products of a warpgroup
+//   compute.cuh         slices, and what all warps' sums together are
+//   fold.cuh            states of splits made one, in their order
+//   unit.cuh            those of several splits of a CTA
+//   group_rows.cuh      the same of two warpgroups' rows
+//   cluster.cuh         those of a cluster's CTAs
 //
 // Read common/careful_row.cuh for a row key by key, where V holds NaN or infinity.
 //
-// Refused (sm90_decode.cpp has the words): f32, packed keys, more than 32 rows, head dims above 128, no more keys
+// Refused (sm90_decode.cpp has the words): f32, packed keys, more than 64 rows, head dims above 128, no more keys
 // than one split has, and what TMA cannot read by slices: pages of other sizes than multiples of 8, rows that do not
 // lie at multiples of 16 bytes; of codes head dims other than 64 and 128.
 #pragma once

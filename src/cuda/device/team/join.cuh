@@ -14,6 +14,17 @@
 
 namespace fovea::cuda::team {
 
+/// A row of a part, whole.
+struct PartState {
+  float origin, sum, row_max;
+};
+
+/// exp(m_w - m); 0 for a part that saw no key. c makes scores logarithms to base 2.
+FOVEA_DEVICE float weight_of(const PartState& part, float origin, float c) {
+  if (part.origin == -infinity()) return is_nan(part.sum) ? 1.0F : 0.0F;
+  return ptx::ex2_approx_ftz((part.origin - origin) * c);
+}
+
 /// What warps leave: O of a row, then its origin, sum and maximum. Rows are 8 banks apart, so that pairs which
 /// neighbouring lanes hold go to different ones.
 template <int num_parts, int num_rows, int head_dim_v>
@@ -33,9 +44,13 @@ struct Parts {
   }
 
   /// By one lane of the four that share the row.
-  FOVEA_DEVICE_MEMBER void put_state(int part, int row, const RowState& state,
-                                     float row_max) const {
-    ptx::st_shared(at(part, row) + kStateAt, ptx::F32x4{state.origin, state.sum, row_max, 0.0F});
+  FOVEA_DEVICE_MEMBER void put_state(int part, int row, const RowState& state, float row_max,
+                                     float beside = 0.0F) const {
+    ptx::st_shared(at(part, row) + kStateAt, ptx::F32x4{state.origin, state.sum, row_max, beside});
+  }
+  FOVEA_DEVICE_MEMBER PartState state(int part, int row) const {
+    const auto state = ptx::ld_shared<ptx::F32x4>(at(part, row) + kStateAt);
+    return {state.x, state.y, state.z};
   }
 };
 
@@ -73,11 +88,11 @@ struct Join {
     const ForwardParams& p = team.p;
     const float unit = spec.is_prescaled ? 1.0F : p.softmax_scale;
     const float c = spec.is_prescaled ? kLog2E : p.softmax_scale_log2;
-    Part part[Parts::kParts];
-    Part whole{-infinity(), 0.0F, -infinity()};
+    PartState part[Parts::kParts];
+    PartState whole{-infinity(), 0.0F, -infinity()};
 #pragma unroll
     for (int i = 0; i < Parts::kParts; ++i) {
-      part[i] = part_of(i, row);
+      part[i] = parts.state(i, row);
       whole.origin = ptx::max_ftz(whole.origin, part[i].origin);
       whole.row_max = ptx::max_ftz(whole.row_max, part[i].row_max);
     }
@@ -107,22 +122,6 @@ struct Join {
   }
 
  private:
-  /// A row of one warp.
-  struct Part {
-    float origin, sum, row_max;
-  };
-
-  FOVEA_DEVICE_MEMBER Part part_of(int part, int row) const {
-    const auto state = ptx::ld_shared<ptx::F32x4>(parts.at(part, row) + Parts::kStateAt);
-    return {state.x, state.y, state.z};
-  }
-
-  /// exp(m_w - m); 0 for a warp that saw no key.
-  FOVEA_DEVICE_MEMBER static float weight_of(const Part& part, float origin, float c) {
-    if (part.origin == -infinity()) return is_nan(part.sum) ? 1.0F : 0.0F;
-    return ptx::ex2_approx_ftz((part.origin - origin) * c);
-  }
-
   /// Four columns, in the order of warps.
   FOVEA_DEVICE_MEMBER ptx::F32x4 join_columns(const float (&weights)[Parts::kParts], int row,
                                               int col) const {

@@ -873,9 +873,9 @@ TEST(ForwardCandidates, HeadsShareNoTileWhereAProgramTellsThemApart) {
 }
 
 TEST(ForwardCandidates, ManyRowsWideHeadsAndFewKeysAreNotStreamed) {
-  Shape shape{.seqlen_q = 5, .num_heads_q = 64, .num_heads_kv = 8};
+  Shape shape{.seqlen_q = 9, .num_heads_q = 64, .num_heads_kv = 8};
   EXPECT_EQ(reason_of(chosen(shape, 9, 0), kDecode),
-            "40 rows share a kv head; expected at most 32");
+            "72 rows share a kv head; expected at most 64");
   shape.seqlen_q = 3;
   EXPECT_EQ(reason_of(chosen(shape, 10, 0), kDecode),
             "24 rows share a kv head; expected at most 16");
@@ -930,6 +930,24 @@ TEST(ForwardCandidates, SlicesOfDecodingFillSharedMemory) {
       const int more = sm90_decode_loaders(spec) * sm90_decode_layout(spec).box_bytes;
       EXPECT_GT(plan.shared_bytes + static_cast<std::size_t>(more) + 8192,
                 static_cast<std::size_t>(device.shared_bytes_per_cta));
+    }
+  }
+}
+
+// A warpgroup has 64 rows, whoever of them is there; codes are multiplied by mma.sync.
+TEST(ForwardCandidates, MoreRowsThanAWarpsAreMultipliedByWgmma) {
+  for (const std::int64_t rows : {17, 32, 33, 64}) {
+    for (const std::int64_t head_dim : {64, 128}) {
+      Shape shape{.seqlen_q = rows, .num_heads_q = 2, .num_heads_kv = 2};
+      shape.head_dim_qk = shape.head_dim_v = head_dim;
+      const ForwardPlan plan = chosen(shape, 9, 0);
+      ASSERT_EQ(plan.candidate, kDecode) << rows << " rows";
+      const auto& spec = plan.spec.as<Sm90DecodeSpec>();
+      EXPECT_TRUE(multiplies_by_wgmma(spec));
+      EXPECT_EQ(spec.tile_q, 64);
+      EXPECT_GE(spec.stages * sm90_decode_layout(spec).box_bytes, 64 << 10) << "boxes under way";
+      EXPECT_LE(plan.shared_bytes,
+                static_cast<std::size_t>(typical_device(9, 0).shared_bytes_per_cta));
     }
   }
 }
@@ -1023,11 +1041,14 @@ TEST(ForwardCandidates, ChunksOfFewQueriesOverACacheGoToSmallerTiles) {
 }
 
 TEST(ForwardCandidates, LeftPaddingOfAContiguousCacheIsReadByTma) {
-  ForwardProblem f = validate(
-      problem_of({.seqlen_q = 5, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6}), "test");
-  f.is_cached = true;
-  f.cache = {.has_left_padding = true, .has_aligned_rows = true};
-  EXPECT_EQ(choose_forward(f, typical_device(9, 0)).candidate, kHopper);
+  Shape shape{.seqlen_q = 5, .seqlen_kv = 5000, .num_heads_q = 42, .num_heads_kv = 6};
+  for (const auto& [head_dim, kernel] : {std::pair{128, kDecode}, {192, kHopper}}) {
+    shape.head_dim_qk = shape.head_dim_v = head_dim;
+    ForwardProblem f = validate(problem_of(shape), "test");
+    f.is_cached = true;
+    f.cache = {.has_left_padding = true, .has_aligned_rows = true};
+    EXPECT_EQ(choose_forward(f, typical_device(9, 0)).candidate, kernel);
+  }
 }
 
 TEST(ForwardCandidates, LengthsThatKernelsCannotCountAreRefusedByAll) {
@@ -1439,7 +1460,7 @@ TEST(ForwardCandidates, PackedQueriesOfFewRowsOverACacheShareTilesOnHopper) {
   f.is_cached = f.is_paged = true;
   f.cache = {.page_size = 16, .has_aligned_rows = true};
   const ForwardPlan plan = choose_forward(f, typical_device(9, 0));
-  EXPECT_EQ(plan.candidate, "cuda/sm90/attention_forward");
+  EXPECT_EQ(plan.candidate, kDecode);
   EXPECT_FALSE(plan.spec->is_varlen);
   EXPECT_TRUE(plan.spec->has_packed_q && plan.spec->is_split);
   EXPECT_EQ(plan.spec->heads_per_tile, 4);

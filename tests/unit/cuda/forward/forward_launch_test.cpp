@@ -11,6 +11,7 @@
 #include "cuda/forward/sm90_decode_latent.hpp"
 #include "cuda/forward/sm90_short.hpp"
 #include "problem/forward.hpp"
+#include "support/plan_without.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -268,7 +269,7 @@ TEST(ForwardLaunch, HopperLaunchesNothingForNoPackedRows) {
   call.problem.is_varlen = call.problem.is_cached = true;
   call.problem.cache.has_aligned_rows = true;
   call.problem.total_q = 100;
-  call.plan = choose_forward(call.problem, typical_device(9, 0));
+  call.plan = testing::plan_without({Sm90Decode::kName}, call.problem, typical_device(9, 0));
   ASSERT_EQ(call.plan.candidate, Sm90Forward::kName);
   ASSERT_TRUE(call.plan.spec->has_packed_q);
   const auto packed = [&](std::int64_t rows) {

@@ -14,6 +14,8 @@
 #include "sm90/decode/codes.cuh"
 #include "sm90/decode/cta.cuh"
 #include "sm90/decode/fold.cuh"
+#include "sm90/decode/group_products.cuh"
+#include "sm90/decode/group_rows.cuh"
 #include "sm90/decode/unit.cuh"
 #include "team/compute.cuh"
 #include "team/join.cuh"
@@ -46,6 +48,7 @@ struct Reader {
   using Scores = team::Scores<L::kWarpSpec, Mods>;
   using Sums = typename PartsOfWarp<spec, Mods>::Sums;
   using Products = typename PartsOfWarp<spec, Mods>::Products;
+  using Groups = ProductsOfGroup<spec, Mods>;
   const Cta<spec>& cta;
   Ring<L::kStages> boxes{0};
   Ring<L::kRecords> records{0};
@@ -58,8 +61,11 @@ struct Reader {
   FOVEA_DEVICE_MEMBER int my_part() const { return cta.warp / L::kBlocks; }
 
   FOVEA_DEVICE_MEMBER void run() {
+    if constexpr (multiplies_by_wgmma(spec)) {
+      if (my_part() == 1) ptx::bar_arrive(kTaken, 32 * L::kReaders);  // nothing is left yet
+    }
     if constexpr (is_clustered(spec)) {
-      run_in_cluster(cta.take(records).work);
+      run_in_cluster(cta.take(records));
     } else {
       run_units();
     }
@@ -82,8 +88,9 @@ struct Reader {
     for (;;) {
       const Posted split = cta.take(records);
       if (split.work.is_nothing) return;
-      compute(split.work);
+      compute(split);
       if constexpr (spec.has_codes()) ask_for_queries(split.work);
+      if constexpr (multiplies_by_wgmma(spec)) continue;
       meet();
       join(split);
       cta.release(cta.barrier(L::kAt.joined, 0));
@@ -91,13 +98,14 @@ struct Reader {
     }
   }
 
-  FOVEA_DEVICE_MEMBER void run_in_cluster(const Work& work) {
+  FOVEA_DEVICE_MEMBER void run_in_cluster(const Posted& split) {
+    const Work& work = split.work;
     static_assert(!spec.has_codes(), "nobody asks for their queries");
     const Team team{cta.p.common, work, cta.smem, 0, cta.lane};
     const team::Join<L::kWarpSpec, Mods, typename L::Parts> rows{team, cta.parts()};
     const ClusterOfSplits<spec, Mods> cluster(cta, rows);
     if (!work.is_nothing) {
-      compute(work);
+      compute(split);
       meet();
     }
     ptx::barrier_cluster_wait();  // all CTAs have started
@@ -109,30 +117,41 @@ struct Reader {
 
   // Barriers of the CTA: of all readers, then of each part.
   static constexpr int kMeeting = 1, kFirstOfParts = 2;
+  /// Of two warpgroups: what the first leaves is there, and may be overwritten.
+  static constexpr int kPut = kFirstOfParts + 2, kTaken = kPut + 1;
 
   FOVEA_DEVICE_MEMBER static void meet() { ptx::bar_sync(kMeeting, 32 * L::kReaders); }
 
   // ---- slices ------------------------------------------------------------------------------------
 
-  FOVEA_DEVICE_MEMBER void compute(const Work& work) {
+  FOVEA_DEVICE_MEMBER void compute(const Posted& split) {
+    const Work& work = split.work;
     const Team team{cta.p.common, work, cta.smem, my_block(), cta.lane};
     Sums sums;
     if constexpr (spec.has_codes()) {
       products.start();
+    } else if constexpr (multiplies_by_wgmma(spec)) {
+      share_queries(team, split.unit);
     } else {
       read_queries(team, sums.scores);
     }
     sums.start();
     const TileSpan rows = span_of<L::kWarpSpec>(work);
     BoxWalk<spec, Mods> walk(cta, work, rows);
-    const int part = first_slot_from(boxes.stage * L::kSlices);
+    const int part [[maybe_unused]] = first_slot_from(boxes.stage * L::kSlices);
 #pragma unroll 1
     for (VisitedBox box; walk.next(box); boxes.advance()) {
       const int mine = first_slot_from(boxes.stage * L::kSlices);
       if (mine >= L::kSlices) continue;
       ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, boxes.stage), boxes.parity);
-      if (box.sees(mine)) add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
+      // Of one slice a box is known to be seen: behind a branch ptxas serialises wgmma (C7514).
+      if (L::kSlices == 1 || box.sees(mine))
+        add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
       cta.release(cta.barrier(L::kAt.empty, boxes.stage));
+    }
+    if constexpr (multiplies_by_wgmma(spec)) {
+      join_groups(team, sums, split.unit);
+      return;
     }
     // What warps left of the split ahead is read: nobody has waited for that since.
     ptx::mbarrier_wait_parity(cta.barrier(L::kAt.joined, 0), joins.parity);
@@ -170,6 +189,31 @@ struct Reader {
     }
   }
 
+  /// A operand of Q Kᵀ for both warpgroups, when both have multiplied the one before; the splits of a unit are of the
+  /// same rows. Rows that do not exist are zeros.
+  FOVEA_DEVICE_MEMBER void share_queries(const Team& team, Unit unit) const {
+    using Tile = typename L::QTile;
+    if (!begins_unit(team.work, unit)) return;
+    meet();
+    // Where units are long registers count, else how soon all have come.
+    constexpr int kAtOnce = spec.takes_groups ? 2 : 4;
+#pragma unroll kAtOnce
+    for (int i = 0; i < spec.tile_q * Tile::kChunks; i += 32 * L::kReaders) {
+      const int at = i + 32 * cta.warp + cta.lane;
+      const int chunk = at % Tile::kChunks;
+      const Row row = team.row_at(at / Tile::kChunks);
+      const bool exists = row.exists && (!spec.has_padded_head_dim ||
+                                         chunk * T::kElement.of_chunk < cta.p.common.head_dim_qk);
+      const char* from = static_cast<const char*>(cta.p.common.q.data) +
+                         row.query_at() * T::kElement.bytes + chunk * kChunkBytes;
+      ptx::st_shared(
+          cta.queries().chunk(at / Tile::kChunks, chunk),
+          exists ? ptx::ld_global_nc(reinterpret_cast<const ptx::U32x4*>(from)) : ptx::U32x4{});
+    }
+    ptx::fence_proxy_async_shared_cta();
+    meet();
+  }
+
   /// Of the box that has arrived its slice `at`.
   FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, int at, VisitedTile slice) {
     const auto values = cta.slice_of(cta.values_at(boxes.stage), at);
@@ -188,27 +232,36 @@ struct Reader {
     if (is_cut) ptx::fence_proxy_async_shared_cta();
   }
 
-  FOVEA_DEVICE_MEMBER static void add_products(const Team& team, Sums& sums,
-                                               const typename L::KTile& keys,
-                                               const typename L::VTile& values, VisitedTile slice) {
+  FOVEA_DEVICE_MEMBER void add_products(const Team& team, Sums& sums, const typename L::KTile& keys,
+                                        const typename L::VTile& values, VisitedTile slice) const {
     typename Scores::Fragments s;
-    sums.scores.multiply_keys(team, s, keys);
+    if constexpr (multiplies_by_wgmma(spec))
+      Groups::multiply_keys(cta.queries(), s, keys);
+    else
+      sums.scores.multiply_keys(team, s, keys);
     sums.scores.modify(team, s, slice);
     sums.scores.mask(team, s, slice);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) sums.drop(team, s, slice);
-    sums.multiply_values(team, s, values);
+    if constexpr (multiplies_by_wgmma(spec))
+      Groups::multiply_values(sums, s, values);
+    else
+      sums.multiply_values(team, s, values);
   }
 
-  /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0. One warp clears for all
-  /// that read the slice.
+  /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0. The warps that read the
+  /// slice clear it together.
   FOVEA_DEVICE_MEMBER void clear_behind_keys(const typename L::VTile& values, int num_keys) const {
     using Tile = typename L::VTile;
-    const int begin = my_block() == 0 ? cta.lane : (spec.tile_kv - num_keys) * Tile::kChunks;
 #pragma unroll 1
-    for (int at = begin; at < (spec.tile_kv - num_keys) * Tile::kChunks; at += 32) {
-      ptx::st_shared(values.chunk(num_keys + at / Tile::kChunks, at % Tile::kChunks), ptx::U32x4{});
+    for (int at = 32 * my_block() + cta.lane; at < (spec.tile_kv - num_keys) * Tile::kChunks;
+         at += 32 * L::kBlocks) {
+      const int key = num_keys + at / Tile::kChunks;
+      ptx::st_shared(
+          cta.tile_of(values, key / L::kKeysOfTile).chunk(key % L::kKeysOfTile, at % Tile::kChunks),
+          ptx::U32x4{});
     }
+    if constexpr (multiplies_by_wgmma(spec)) ptx::fence_proxy_async_shared_cta();
     if constexpr (L::kBlocks == 1) {
       ptx::sync_warp();
     } else {
@@ -226,7 +279,8 @@ struct Reader {
       RowState row = sums.rows[0][half];
       row.sum += ptx::shfl_bfly(row.sum, 1);
       row.sum += ptx::shfl_bfly(row.sum, 2);
-      if (!team.row_at(team.my_row(0, half)).exists) continue;  // nobody asks for it
+      // Nobody asks for a row that does not exist, but a warpgroup that adds all of a warp's.
+      if (!multiplies_by_wgmma(spec) && !team.row_at(team.my_row(0, half)).exists) continue;
       const SharedAddress to = cta.parts().at(part, team.my_row(0, half));
       if (cta.lane % 4 == 0) {
         const float row_max = spec.wants_row_max ? sums.row_max[0][half] : 0.0F;
@@ -237,6 +291,24 @@ struct Reader {
         ptx::st_shared(to + (j * 8 + cta.lane % 4 * 2) * 4,
                        ptx::F32x2{sums.out[0][j][half * 2], sums.out[0][j][half * 2 + 1]});
       }
+    }
+  }
+
+  /// The second warpgroup adds its sums to the first's and goes on with them, while the first takes the next split.
+  FOVEA_DEVICE_MEMBER void join_groups(const Team& team, const Sums& sums, Unit unit) const {
+    constexpr int kThreads = 32 * L::kReaders;
+    const bool has_rows = team.warp_has_rows();
+    if (my_part() == 0) {
+      ptx::bar_sync(kTaken, kThreads);
+      if (has_rows) put_rows(team, sums, 0);
+      ptx::bar_arrive(kPut, kThreads);
+      return;
+    }
+    ptx::bar_sync(kPut, kThreads);
+    if (has_rows) add_group<spec, Mods>(cta, team, sums);
+    if constexpr (!is_clustered(spec)) {
+      if (has_rows) RowsOfGroup<spec, Mods>(cta, team).finish(team, unit);
+      ptx::bar_arrive(kTaken, kThreads);
     }
   }
 

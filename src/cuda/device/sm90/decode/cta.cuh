@@ -33,19 +33,25 @@ struct Layout {
   static constexpr int kStages = spec.stages;  // boxes under way or being computed
   static constexpr int kSlices = spec.slices_of_box;
   static constexpr int kReadersOfBox = kBlocks * (kSlices < kParts ? kSlices : kParts);
-  /// Of a box; a slice is a part of its rows.
+  static constexpr int kKeysOfTile = sm90_decode_keys_of_tile(spec);
+  static constexpr int kTiles =
+      kSlices * spec.tile_kv / kKeysOfTile;  // of a box, one behind the other
+  /// A slice is a part of its rows, or it consists of such.
   template <int head_dim>
-  using BoxTile = SharedTile<kSlices * spec.tile_kv, sm90_decode_key_bytes(spec) * head_dim>;
+  using BoxTile = SharedTile<kKeysOfTile, sm90_decode_key_bytes(spec) * head_dim>;
   using KTile = BoxTile<spec.head_dim_qk>;
   using VTile = BoxTile<spec.head_dim_v>;
+  using QTile = SharedTile<spec.tile_q, element_bytes(spec.element) * spec.head_dim_qk>;
   static constexpr int kRecords = kDecodeRecords;
   static constexpr Sm90DecodeLayout kAt = sm90_decode_layout(spec);
-  using Parts = team::Parts<kParts, spec.tile_q, spec.head_dim_v>;
-  static_assert(Parts::kBytes == kParts * kAt.part_bytes, "host and device count the same bytes");
+  using Parts = team::Parts<sm90_decode_kept_parts(spec), spec.tile_q, spec.head_dim_v>;
+  static_assert(Parts::kPartBytes == kAt.part_bytes, "host and device count the same bytes");
   static_assert(spec.is_split, "results are partial states, which the combine kernel finishes");
   static_assert((has_few_rows(spec) ? spec.has_codes() : spec.tile_q == kBlocks * kDecodeRows) &&
                     kReaders == kBlocks * kParts,
                 "each part of the keys has a warp for each block of rows");
+  static_assert(!multiplies_by_wgmma(spec) || (kBlocks == 4 && kParts == 2 && kSlices == 1),
+                "a warpgroup has all rows, and computes every other box");
   // A warp that is ahead of the others would wait for its slice in a slot whose last one has not come yet: parities
   // alias.
   static_assert(kStages * kSlices % kParts == 0, "a slot is always the same warps'");
@@ -74,8 +80,14 @@ struct Cta : RoleWarp {
     return {smem + L::kAt.boxes + stage * L::kAt.box_bytes};
   }
   FOVEA_DEVICE_MEMBER typename L::VTile values_at(int stage) const {
-    return {keys_at(stage).base + L::KTile::kBytes};
+    return {keys_at(stage).base + L::kTiles * L::KTile::kBytes};
   }
+  /// Of a box, given its first.
+  template <class Tile>
+  FOVEA_DEVICE_MEMBER static Tile tile_of(const Tile& first, int tile) {
+    return {first.base + tile * Tile::kBytes};
+  }
+  FOVEA_DEVICE_MEMBER typename L::QTile queries() const { return {smem + L::kAt.queries}; }
   /// From a slice's first row on.
   template <class Tile>
   FOVEA_DEVICE_MEMBER static Tile slice_of(const Tile& box, int slice) {

@@ -87,19 +87,30 @@ struct RowFold {
 
   /// What the combine kernel does at the end of a row.
   FOVEA_DEVICE_MEMBER static void store_row(const Row& of_split, const Folded& all) {
-    const ForwardParams& p = of_split.p;
     const RowView<kFinalSpec> r = of_split.template as<kFinalSpec>();
+    const float factor = store_values(r, all.parts, ptx::lane_idx() == 0);
+    store_sums(r, 4 * ptx::lane_idx(), all.sums, factor);
+  }
+
+  /// Gives the factor of the row's sums.
+  FOVEA_DEVICE_MEMBER static float store_values(const RowView<kFinalSpec>& r,
+                                                const FoldedSplits& all, bool is_storing) {
+    const ForwardParams& p = r.p;
     const float sink =
         p.sinks == nullptr ? -infinity() : ptx::ld_global(p.sinks + r.q_head * p.sinks_stride);
-    const RowResult result = finish_row({all.parts.top, all.parts.sum}, 1.0F, sink);
-    if (ptx::lane_idx() == 0)
-      r.store_values(result.lse, all.parts.sum, finished_max(all.parts.row_max, all.parts.sum));
-    const int col = 4 * ptx::lane_idx();
+    const RowResult result = finish_row({all.top, all.sum}, 1.0F, sink);
+    if (is_storing) r.store_values(result.lse, all.sum, finished_max(all.row_max, all.sum));
+    return result.factor;
+  }
+
+  /// Of columns `col` to col + 3.
+  FOVEA_DEVICE_MEMBER static void store_sums(const RowView<kFinalSpec>& r, int col,
+                                             const ptx::F32x4& sums, float factor) {
+    const ForwardParams& p = r.p;
     if (col >= p.head_dim_v) return;
-    store_columns<spec.out_element>(
-        p.out, r.out_at() + col * p.out.col_stride, p.head_dim_v - col,
-        {finished(all.sums.x, result.factor), finished(all.sums.y, result.factor),
-         finished(all.sums.z, result.factor), finished(all.sums.w, result.factor)});
+    store_columns<spec.out_element>(p.out, r.out_at() + col * p.out.col_stride, p.head_dim_v - col,
+                                    {finished(sums.x, factor), finished(sums.y, factor),
+                                     finished(sums.z, factor), finished(sums.w, factor)});
   }
 
   FOVEA_DEVICE_MEMBER static bool has_columns() { return ptx::lane_idx() * 4 < spec.head_dim_v; }

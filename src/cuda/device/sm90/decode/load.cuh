@@ -226,8 +226,11 @@ struct Load {
   FOVEA_DEVICE_MEMBER void load_rows(const Work& work, int to_row, std::int32_t row,
                                      std::int32_t batch) const {
     const bool by_panels = sm90_decode_loads_panels(spec, cta.p.rows_per_box);
-    load_panels(cta.keys_at(boxes.stage), to_row, cta.p.k, row, work.kv_head, batch, by_panels);
-    load_panels(cta.values_at(boxes.stage), to_row, cta.p.v, row, work.kv_head, batch, by_panels);
+    const int tile = to_row / L::kKeysOfTile, at = to_row % L::kKeysOfTile;
+    load_panels(cta.tile_of(cta.keys_at(boxes.stage), tile), at, cta.p.k, row, work.kv_head, batch,
+                by_panels);
+    load_panels(cta.tile_of(cta.values_at(boxes.stage), tile), at, cta.p.v, row, work.kv_head,
+                batch, by_panels);
   }
 
   /// All panels in one box, or a box for each.
