@@ -97,8 +97,9 @@ class Checks {
     const std::string mask = with_numbers(args.mask), of_plan = with_numbers(plan_.mask);
     refuse(mask != of_plan,
            fmt::format("mask is {}; expected that of the plan, {}", mask, of_plan));
-    for (const TensorView* tensor : {&args.q, &args.k, &args.v, &args.out}) {
-      const Device device = tensor->spec().device;
+    for (const TensorSpec* spec :
+         {&args.q.spec(), &args.k.spec(), &args.v.spec(), &args.out.spec()}) {
+      const Device device = spec->device;
       refuse(device != device_,
              fmt::format("a tensor lives on {}; expected {}, where the communicator exchanges",
                          to_string(device), to_string(device_)));
