@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -169,9 +170,10 @@ struct Alone {
 
   AttentionBackward args(const AttentionBackward& all, const Range& q, const Range& kv) {
     AttentionBackward part = all;
-    for (TensorView* each : {&part.forward.q, &part.forward.out, &part.dout, &part.dq})
+    using Views = std::initializer_list<TensorView*>;
+    for (TensorView* each : Views{&part.forward.q, &part.forward.out, &part.dout, &part.dq})
       *each = slice(*each, 0, q);
-    for (TensorView* each : {&part.forward.k, &part.forward.v, &part.dk, &part.dv})
+    for (TensorView* each : Views{&part.forward.k, &part.forward.v, &part.dk, &part.dv})
       *each = slice(*each, 0, kv);
     for (TensorView* each : {&part.forward.lse, &part.dlse}) *each = slice(*each, 1, q);
     cu_seqlens_q[1] = q.count;

@@ -57,8 +57,8 @@ TEST_P(Recipes, EqualOracleWithEachFeature) {
 
 /// More rows than a panel, blocks of queries and tiles of keys that are cut, several heads to a kv head, and a program
 /// that is not blind to shifts.
-TEST_P(Recipes, EqualOracleWithAllTogether) {
-  Case problem = case_with(GetParam(), Dtype::bf16);
+Case case_of_all_together(const std::string& recipe, Dtype dtype) {
+  Case problem = case_with(recipe, dtype);
   problem.batch = 2;
   problem.seqlen_q = 70;
   problem.seqlen_kv = 301;
@@ -69,7 +69,11 @@ TEST_P(Recipes, EqualOracleWithAllTogether) {
   problem.has_sinks = true;
   problem.score = softcap(3);
   problem.mask = causal() && window(200, 0);
-  expect_equals_oracle(problem);
+  return problem;
+}
+
+TEST_P(Recipes, EqualOracleWithAllTogether) {
+  expect_equals_oracle(case_of_all_together(GetParam(), Dtype::bf16));
 }
 
 TEST_P(Recipes, InfinitiesOfValuesReachTheirRows) {
@@ -99,18 +103,8 @@ TEST(RecipesOfCodes, EqualOracleWithEachFeature) {
 TEST(RecipesOfCodes, EqualOracleWithAllTogether) {
   for (const char* recipe : {"fp8_static", "fp8_static,p_max=448,row_sums=codes",
                              "fp8_static,p_codes=linear,p_max=128,p_step=1"}) {
-    Case problem = case_with(recipe, Dtype::e4m3);
-    problem.batch = 2;
-    problem.seqlen_q = 70;
-    problem.seqlen_kv = 301;
-    problem.num_heads_q = 4;
-    problem.num_heads_kv = 2;
-    problem.head_dim_qk = 24;
-    problem.head_dim_v = 40;
+    Case problem = case_of_all_together(recipe, Dtype::e4m3);
     problem.layout = Layout::odd_offset;
-    problem.has_sinks = true;
-    problem.score = softcap(3);
-    problem.mask = causal() && window(200, 0);
     expect_equals_oracle(problem);
   }
 }

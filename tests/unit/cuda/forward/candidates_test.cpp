@@ -1286,6 +1286,16 @@ TEST(ForwardCandidates, WhatIsNotShortOrNotHoppersIsLeftToOthersInWords) {
   EXPECT_EQ(refusal_of<Sm80ForwardShort>(cached), "keys lie in a cache; expected those of a call");
 }
 
+/// Of two sequences, all heads their own.
+ForwardPlan chosen_for_short(std::int64_t seqlen, std::int64_t head_dim, std::int64_t num_heads,
+                             bool is_causal) {
+  Shape shape = square(seqlen, head_dim);
+  shape.num_heads_q = shape.num_heads_kv = num_heads;
+  Problem problem = problem_of(shape);
+  if (is_causal) problem.mask = causal();
+  return chosen(problem, 9, 0);
+}
+
 /// By tiles of rows and keys in equal parts, whose CTAs fit the SM.
 TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength) {
   struct Expected {
@@ -1314,11 +1324,7 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
                             {197, 80, true, 64, 4, 208, 1, 2, 96},
                             {384, 128, true, 384, 8, 64, 6, 1, 64}}) {
     SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
-    Shape shape = square(e.seqlen, e.head_dim);
-    shape.num_heads_q = shape.num_heads_kv = e.num_heads;
-    Problem problem = problem_of(shape);
-    if (e.is_causal) problem.mask = causal();
-    const ForwardPlan plan = chosen(problem, 9, 0);
+    const ForwardPlan plan = chosen_for_short(e.seqlen, e.head_dim, e.num_heads, e.is_causal);
     ASSERT_EQ(plan.candidate, kHopperShort);
     EXPECT_EQ(plan.spec->tile_q, e.tile_q);
     EXPECT_EQ(plan.spec->num_warps, e.num_warps);
@@ -1347,11 +1353,7 @@ TEST(ForwardCandidates, ShortSequencesOnHopperHaveTheirNextQueriesAtHand) {
                             {384, 72, true, 1, true},
                             {384, 128, true, 1, false, 64}}) {
     SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
-    Shape shape = square(e.seqlen, e.head_dim);
-    shape.num_heads_q = shape.num_heads_kv = e.num_heads;
-    Problem problem = problem_of(shape);
-    if (e.is_causal) problem.mask = causal();
-    const ForwardPlan plan = chosen(problem, 9, 0);
+    const ForwardPlan plan = chosen_for_short(e.seqlen, e.head_dim, e.num_heads, e.is_causal);
     ASSERT_EQ(plan.candidate, kHopperShort);
     const auto spec = plan.spec.as<Sm90ShortSpec>();
     EXPECT_EQ(spec.q_stages, e.q_stages);
