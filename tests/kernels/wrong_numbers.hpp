@@ -21,6 +21,6 @@ void spoil_elements(const TensorView& tensor, std::uint64_t draw);
 bool is_order_alone(const cuda::emulator::Finding& finding);
 
 /// Turns of threads in a launch that ends: the longest of the right ones takes a tenth.
-inline constexpr std::uint64_t kMostSwitches = 20'000'000;
+inline constexpr std::uint64_t kMostSwitches = 100'000'000;
 
 }  // namespace fovea::testing

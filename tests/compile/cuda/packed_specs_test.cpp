@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
                .max_seqlen_q = 4,
                .is_paged = false,
                .on_hopper = "cuda/sm90/decode"},
-        Packed{.name = "few_rows", .max_seqlen_q = 16, .on_hopper = "cuda/sm90/attention_forward"},
+        Packed{.name = "few_rows", .max_seqlen_q = 16, .on_hopper = "cuda/sm90/decode"},
         Packed{.name = "chunks", .max_seqlen_q = 512, .on_hopper = "cuda/sm90/attention_forward"},
         Packed{.name = "chunks_of_slots",
                .max_seqlen_q = 512,

@@ -82,7 +82,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, QuantizedSpecs,
     ::testing::Values(
         Shape{"full_64", 64, false}, Shape{"causal_128", 128, true}, Shape{"full_128", 128, false},
-        Shape{"softcap_128", 128, false, true},
+        // Where row tiles cross.
+        Shape{"softcap_128", 128, false, true, 12},
         // Beside careful steps, and where row tiles cross.
         Shape{.name = "fast_full_128", .head_dim = 128, .spill_bytes = 56, .quant = "fast"},
         Shape{.name = "fast_causal_128",
@@ -110,6 +111,7 @@ INSTANTIATE_TEST_SUITE_P(
               .score = "score - 0.01 * float(abs(kv_idx - q_idx))"},
         Shape{.name = "accurate_bent_line_128",
               .head_dim = 128,
+              .spill_bytes = 40,
               .score = "score - 0.01 * float(abs(kv_idx - q_idx))"}),
     [](const auto& each) { return std::string(each.param.name); });
 
@@ -159,7 +161,9 @@ TEST_P(Sm80QuantizedSpecs, MultiplyIntegersAndSpillNothingInLoops) {
     if (spec.sums_codes && !shape.has_softcap) {
       EXPECT_LE(count(loops[0], "MUFU"), 4 * row_blocks) << "of steps alone";
     }
-    EXPECT_EQ(count(loops[0], "LDL") + count(loops[0], "STL"), 0);
+    // A register that a cap and dropout together want.
+    const int most_accesses = shape.has_softcap && shape.has_dropout ? 1 : 0;
+    EXPECT_LE(count(loops[0], "LDL") + count(loops[0], "STL"), most_accesses);
   }
 }
 
@@ -180,6 +184,7 @@ INSTANTIATE_TEST_SUITE_P(All, Sm80QuantizedSpecs,
                                                      {.name = "sm89_fast_softcap_dropout_128",
                                                       .head_dim = 128,
                                                       .has_softcap = true,
+                                                      .spill_bytes = 8,
                                                       .quant = "fast",
                                                       .has_dropout = true}}),
                          [](const auto& each) { return std::string(each.param.shape.name); });
