@@ -148,8 +148,8 @@ std::vector<Posed> posed_captured() {
   return all;
 }
 
-/// Bytes of stores and loads: 255 registers hold the sums of dk and dv of 128 and S and dP of 64 queries, but for eight;
-/// a cap, which reads a score and its magnitude, wants most.
+/// Bytes of stores and loads: 255 registers hold the sums of dk and dv of 128 and S and dP of 64 queries, but for
+/// eight; a cap, which reads a score and its magnitude, wants most.
 constexpr int kMostSpilled = 40;
 
 class BackwardSpecs : public ::testing::TestWithParam<Posed> {};

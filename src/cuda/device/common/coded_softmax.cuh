@@ -361,19 +361,19 @@ struct CodedRows : CommonPart<kind> {
   template <bool is_first>
   FOVEA_DEVICE_MEMBER float average(const Scores& s, int r) const {
     if constexpr (kAreCodes || !has_average || !is_first) return 0.0F;
-    float sum = 0.0F, count = 0.0F;
+    float total = 0.0F, count = 0.0F;
 #pragma unroll
     for (int i = 0; i < kScores; i += 8) {
       const bool is_seen = s[i + 2 * r] > -infinity();
-      sum += is_seen ? s[i + 2 * r] : 0.0F;
+      total += is_seen ? s[i + 2 * r] : 0.0F;
       count += is_seen ? 1.0F : 0.0F;
     }
 #pragma unroll
     for (int lanes = 1; lanes < 4; lanes *= 2) {
-      sum += ptx::shfl_bfly(sum, lanes);
+      total += ptx::shfl_bfly(total, lanes);
       count += ptx::shfl_bfly(count, lanes);
     }
-    const float mean = logarithm(r, sum * ptx::rcp_approx_ftz(count));
+    const float mean = logarithm(r, total * ptx::rcp_approx_ftz(count));
     return kAreNatural ? ptx::fma_rn(mean, unit[r], -common_part(r)) : mean;
   }
 
