@@ -16,6 +16,7 @@
 #include "parallel/engine/engine.hpp"
 #include "problem/backward.hpp"
 #include "problem/forward.hpp"
+#include "problem/input_codes.hpp"
 
 namespace fovea {
 namespace {
@@ -90,8 +91,8 @@ class Checks {
            fmt::format("quant is given and the scheme is {}; expected ulysses, where a rank has "
                        "whole sequences: a recipe's means and scales are theirs",
                        name(plan_.scheme)));
-    refuse(args.quant.scales == ScaleSource::given,
-           "quant has scales=given; expected measured ones: the heads of a rank's call are others");
+    refuse(are_codes(args.q.dtype()),
+           fmt::format("q is {}; expected f32, f16 or bf16", name(args.q.dtype())));
     refuse(!!args.dropout_places, "dropout_places is given; a rank's places are those of the plan");
     if (args.dropout.p > 0) check_dropout();
     const std::string mask = with_numbers(args.mask), of_plan = with_numbers(plan_.mask);

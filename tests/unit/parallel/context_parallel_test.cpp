@@ -314,6 +314,12 @@ TEST_F(ContextParallelTest, WhatRanksCannotComputeIsRefusedByName) {
   EXPECT_THAT(error_of([](AttentionForward& args) { args.out = args.q; }), HasSubstr("out"));
   EXPECT_THAT(error_of([](AttentionForward& args) { args.quant = parse_quantization("accurate"); }),
               HasSubstr("quant is given and the scheme is all_gather; expected ulysses"));
+  EXPECT_THAT(error_of([](AttentionForward& args) {
+                TensorSpec spec = args.q.spec();
+                spec.dtype = Dtype::e4m3;
+                args.q = TensorView(args.q.data(), spec);
+              }),
+              HasSubstr("q is e4m3; expected f32, f16 or bf16"));
   EXPECT_THAT(error_of([](AttentionForward&) {}), "accepted");
   EXPECT_THROW(ContextParallel(plan, std::move(make_thread_communicators(2)[0])), InvalidArgument);
 }
