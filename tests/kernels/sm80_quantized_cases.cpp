@@ -193,6 +193,17 @@ std::vector<Case> exponential_cases() {
   return cases;
 }
 
+/// Of several sequences and heads of a key head, with sinks.
+Case grouped_case(const char* label) {
+  Case grouped = base_case(label, 128);
+  grouped.batch = 2;
+  grouped.num_heads_q = 4;
+  grouped.num_heads_kv = 2;
+  grouped.mask = causal();
+  grouped.has_sinks = true;
+  return grouped;
+}
+
 /// q, k and v that come as codes: what reads them, whole and by bytes, at places of sequences, and NaN among them.
 std::vector<Case> cases_of_codes() {
   std::vector<Case> cases;
@@ -204,13 +215,7 @@ std::vector<Case> cases_of_codes() {
     if (layout.label == "rounded_packed") add(layout).has_infinite_values = true;
     if (layout.label == "rounded_by_elements") add(layout);
   }
-  Case causal_128 = base_case("rounded_causal_d128", 128);
-  causal_128.batch = 2;
-  causal_128.num_heads_q = 4;
-  causal_128.num_heads_kv = 2;
-  causal_128.mask = causal();
-  causal_128.has_sinks = true;
-  add(causal_128).out_dtype = Dtype::f16;
+  add(grouped_case("rounded_causal_d128")).out_dtype = Dtype::f16;
   Case infinite = base_case("rounded_infinite", 64);
   infinite.batch = 2;
   infinite.mask = causal();
@@ -226,13 +231,7 @@ std::vector<Case> cases_of_groups() {
   const auto add = [&](const char* recipe, Case problem) -> Case& {
     return cases.emplace_back(by_recipe(recipe, "groups", std::move(problem)));
   };
-  Case grouped = base_case("rounded_threads", 128);
-  grouped.batch = 2;
-  grouped.num_heads_q = 4;
-  grouped.num_heads_kv = 2;
-  grouped.mask = causal();
-  grouped.has_sinks = true;
-  add("sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25", grouped);
+  add("sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25", grouped_case("rounded_threads"));
   const std::vector<Case> layouts = layout_cases();
   Case packed = *std::ranges::find(layouts, "rounded_packed", &Case::label);
   packed.label = "rounded_warps";

@@ -3,7 +3,9 @@
 usage: PYTHONPATH=build/release/python pytest tests/python/package
 """
 
+import os
 import pathlib
+import sys
 
 import pytest
 
@@ -26,3 +28,13 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
         monkeypatch.setattr(_calls, "invoke", _calls._invoke_by_ctypes)
         monkeypatch.setattr(_quick, "attend", None)
     return request.param
+
+
+@pytest.fixture
+def fake_gpu(tmp_path: pathlib.Path) -> dict[str, str]:
+    """The environment of a process of its own, whose GPU is a driver that computes nothing."""
+    if "FOVEA_FAKE_LIBCUDA" not in os.environ:
+        pytest.skip("needs the fake driver")
+    (tmp_path / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
+    places = {"LD_LIBRARY_PATH": str(tmp_path), "FOVEA_CACHE_DIR": str(tmp_path / "cache")}
+    return {**os.environ, **places, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

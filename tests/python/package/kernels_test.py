@@ -4,8 +4,6 @@ A driver that computes nothing stands in for a GPU: FOVEA_FAKE_LIBCUDA names its
 """
 
 import json
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -94,14 +92,10 @@ print(json.dumps(found))
 
 
 @pytest.fixture
-def environment(tmp_path: pathlib.Path, route: str) -> dict[str, str]:
-    if "FOVEA_FAKE_LIBCUDA" not in os.environ:
-        pytest.skip("needs the fake driver")
+def environment(fake_gpu: dict[str, str], route: str) -> dict[str, str]:
     if route == "ctypes":
         pytest.skip("once is enough")
-    (tmp_path / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
-    places = {"LD_LIBRARY_PATH": str(tmp_path), "FOVEA_NVRTC": "/nowhere", "FOVEA_CACHE_DIR": str(tmp_path / "cache")}
-    return {**os.environ, **places, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return {**fake_gpu, "FOVEA_NVRTC": "/nowhere"}
 
 
 def test_common_calls_compile_nothing(environment: dict[str, str]) -> None:

@@ -5,8 +5,6 @@ A driver that computes nothing stands in for a GPU: FOVEA_FAKE_LIBCUDA names its
 
 from __future__ import annotations
 
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -27,14 +25,10 @@ assert not plan.is_final and kernel() == "cuda/sm80/attention_forward", kernel()
 
 
 @pytest.fixture
-def environment(tmp_path: pathlib.Path, route: str) -> dict[str, str]:
-    if "FOVEA_FAKE_LIBCUDA" not in os.environ:
-        pytest.skip("needs the fake driver")
+def environment(fake_gpu: dict[str, str], route: str) -> dict[str, str]:
     if route == "extension":
         pytest.skip("once is enough")
-    (tmp_path / "libcuda.so.1").symlink_to(os.environ["FOVEA_FAKE_LIBCUDA"])
-    places = {"LD_LIBRARY_PATH": str(tmp_path), "FOVEA_CACHE_DIR": str(tmp_path / "cache")}
-    return {**os.environ, **places, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return fake_gpu
 
 
 def run(program: str, environment: dict[str, str]) -> None:
