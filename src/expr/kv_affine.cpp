@@ -44,13 +44,14 @@ class Finder {
     for (const Node* node : topological(*root)) visit(*node);
     const std::optional<FloatLine>& line = facts_.at(root->digest).line;
     if (!line || !line->has_score) return std::nullopt;
-    const auto slope = [&](Op op) {
+    const auto slope_by = [&](Op op) {
       const NodePtr slope = sum(op, line->slope, line->height);
       return slope == nullptr ? make_constant(0.0) : simplify(slope);
     };
-    if (line->bend == nullptr) return ScoreLine{.slope = slope(Op::add)};
-    return ScoreLine{
-        .slope = slope(Op::sub), .bend = simplify(line->bend), .slope_behind = slope(Op::add)};
+    if (line->bend == nullptr) return ScoreLine{.slope = slope_by(Op::add)};
+    return ScoreLine{.slope = slope_by(Op::sub),
+                     .bend = simplify(line->bend),
+                     .slope_behind = slope_by(Op::add)};
   }
 
  private:
