@@ -8,6 +8,8 @@
 #include "fovea/mask.hpp"
 
 #include "cuda/forward/quantized_recipe.hpp"
+#include "expr/passes.hpp"
+#include "expr/softcap.hpp"
 
 namespace fovea::cuda {
 namespace {
@@ -20,13 +22,19 @@ constexpr std::int64_t kMostHeadDim = 128;
 /// have no narrower tile in 16 bits. docs/kernels/attention_quantized_sm90.md.
 constexpr std::int64_t kFewestToPay = 16384;
 constexpr std::int64_t kFewestToPayOfSums =
-    4096;  // where codes are summed too, and nothing is masked
+    4096;  // where codes are summed too, and nothing is masked or scores are capped
 constexpr std::int64_t kWidestOfNarrow = 96;
 
 /// Half of a square, whichever way it is aligned.
 bool is_causal(const ForwardProblem& f) {
   const MaskMod& mask = f.problem.mask;
   return f.seqlen_q == f.seqlen_kv && (mask == causal() || mask == causal(Align::top_left));
+}
+
+/// c * tanh(score / c) by tanh.approx: where codes are summed, and the greatest score is not an output.
+bool has_fast_cap(const Problem& p) {
+  return sums_codes(p.quant) && !p.wants_row_max &&
+         expr::cap_of(expr::simplify(p.score.expr().shared())) != nullptr;
 }
 
 std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
@@ -55,11 +63,14 @@ std::string Sm90ForwardQuantized::why_slower(const ForwardProblem& f) {
                        f.head_dim_v, kWidestOfNarrow);
   }
   const bool is_full = p.mask.is_all_visible();
-  if (f.is_varlen || !(is_full || is_causal(f)) || !p.score.is_identity() || p.dropout.p > 0) {
-    return "it is faster with dense tensors, no mask or a causal one of equal lengths, and neither "
-           "score program nor dropout";
+  const bool has_cap = has_fast_cap(p);
+  if (f.is_varlen || !(is_full || is_causal(f)) || !(p.score.is_identity() || has_cap) ||
+      p.dropout.p > 0) {
+    return "it is faster with dense tensors, no mask or a causal one of equal lengths, no dropout "
+           "and no score program but, of quant.pv e4m3 without row_max, a cap";
   }
-  const std::int64_t fewest = sums_codes(p.quant) && is_full ? kFewestToPayOfSums : kFewestToPay;
+  const bool pays_early = sums_codes(p.quant) && (is_full || has_cap);
+  const std::int64_t fewest = pays_early ? kFewestToPayOfSums : kFewestToPay;
   for (const auto& [name, length] : {std::pair{"kv", f.seqlen_kv}, std::pair{"q", f.seqlen_q}}) {
     if (length < fewest) {
       return fmt::format("seqlen_{} is {}; {} it is faster from {} on", name, length,

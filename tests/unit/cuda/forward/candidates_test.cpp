@@ -729,15 +729,24 @@ TEST(ForwardCandidates, RecipesOfAnAccuracyAreTakenWhereTheyAreFaster) {
   shorter.seqlen_q = shorter.seqlen_kv = 4096;
   EXPECT_EQ(masked(shorter, causal()), "seqlen_kv is 4096; causal it is faster from 16384 on");
   constexpr const char* kOthers =
-      "it is faster with dense tensors, no mask or a causal one of equal lengths, and neither "
-      "score program nor dropout";
+      "it is faster with dense tensors, no mask or a causal one of equal lengths, no dropout and "
+      "no "
+      "score program but, of quant.pv e4m3 without row_max, a cap";
   EXPECT_EQ(masked(measured, window(1024, 0)), kOthers);
   Shape longer = measured;
   longer.seqlen_kv = 32768;
   EXPECT_EQ(masked(longer, causal()), kOthers);
-  Problem scored = problem_of(measured);
-  scored.score = softcap(30);
-  EXPECT_EQ(why(scored), kOthers);
+  const auto capped = [&](std::string_view recipe, const auto& change) {
+    Problem problem = with_recipe(shorter, recipe);
+    problem.score = softcap(30);
+    change(problem);
+    return why(problem);
+  };
+  EXPECT_EQ(capped("fast", [](Problem&) {}), "");
+  EXPECT_EQ(capped("fast", [](Problem& p) { p.mask = causal(); }), "");
+  EXPECT_EQ(capped("accurate", [](Problem&) {}), kOthers);
+  EXPECT_EQ(capped("fast", [](Problem& p) { p.wants_row_max = true; }), kOthers);
+  EXPECT_EQ(capped("fast", [](Problem& p) { p.score = parse_score_mod("score * 2"); }), kOthers);
   Problem dropped = problem_of(measured);
   dropped.dropout.p = 0.1F;
   EXPECT_EQ(why(dropped), kOthers);
