@@ -75,11 +75,10 @@ std::vector<RowPanel> panels_of(const ForwardCall& call, const ForwardItem& item
   return panels;
 }
 
-void start(RowPanel& panel, const ForwardCall& call, const PanelKernels& kernels,
-           const ForwardScratch& scratch) {
+void pack_queries(const RowPanel& panel, const ForwardCall& call, const PanelKernels& kernels,
+                  const ForwardScratch& scratch) {
   const Sequence& s = panel.rows.sequence;
-  const std::int64_t lanes = call.spec.lanes;
-  for (std::int64_t lane = 0; lane < lanes; ++lane) {
+  for (std::int64_t lane = 0; lane < call.spec.lanes; ++lane) {
     scratch.rows[lane] =
         lane < panel.rows.num_rows()
             ? call.q.at(s.batch_offset, s.q_begin + panel.q_idx[lane], panel.q_head[lane])
@@ -87,6 +86,10 @@ void start(RowPanel& panel, const ForwardCall& call, const PanelKernels& kernels
   }
   kernels.pack_queries(scratch.rows, call.q.dtype, call.q.col_stride, call.problem.head_dim_qk,
                        panel.queries);
+}
+
+void start(RowPanel& panel, const ForwardCall& call) {
+  const std::int64_t lanes = call.spec.lanes;
   std::fill_n(panel.state.row_max, lanes, -kInfinity);
   std::fill_n(panel.state.origin, lanes, -kInfinity);
   std::fill_n(panel.state.row_sum, lanes, 0.0F);

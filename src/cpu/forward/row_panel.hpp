@@ -36,9 +36,12 @@ struct RowPanel {
 std::vector<RowPanel> panels_of(const ForwardCall& call, const ForwardItem& item,
                                 const ForwardScratch& scratch);
 
-/// Packs the queries for these kernels; sums of nothing.
-void start(RowPanel& panel, const ForwardCall& call, const PanelKernels& kernels,
-           const ForwardScratch& scratch);
+/// The queries as numbers, for these kernels.
+void pack_queries(const RowPanel& panel, const ForwardCall& call, const PanelKernels& kernels,
+                  const ForwardScratch& scratch);
+
+/// Sums of nothing.
+void start(RowPanel& panel, const ForwardCall& call);
 
 /// Called with the rows of one panel (or of one head, where rows are few), a lane of them and its state
 /// (row_state.hpp).

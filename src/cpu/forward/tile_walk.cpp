@@ -59,7 +59,8 @@ const RowPanel& TileWalk::run_carefully(const PanelKernels& kernels) {
       call_.kernels.output_bytes(call_.problem.head_dim_v) / sizeof(float);
   RowPanel& panel = panels_.front();
   std::fill_n(scratch_.extra, out_floats, 0.0F);
-  start(panel, call_, kernels, scratch_);
+  pack_queries(panel, call_, kernels, scratch_);
+  start(panel, call_);
   NextTile next;
   for (std::int64_t tile = first_tile(); tile < item_.tile_end; ++tile) {
     if (!enter(tile)) continue;
@@ -74,7 +75,9 @@ const RowPanel& TileWalk::run_carefully(const PanelKernels& kernels) {
 // ---- tiles ----
 
 void TileWalk::start_if_new(RowPanel& panel, const PanelKernels& kernels) {
-  if (!panel.is_started) start(panel, call_, kernels, scratch_);
+  if (panel.is_started) return;
+  pack_queries(panel, call_, kernels, scratch_);
+  start(panel, call_);
 }
 
 /// Does some panel see some of this tile?

@@ -120,11 +120,14 @@ void QuantizedWalk::run(const ForwardResults& results) {
 // ---- panels ----
 
 void QuantizedWalk::start(QuantizedPanel& panel) const {
-  cpu::start(panel.rows, call_, kernels_, scratch_.forward);
+  cpu::start(panel.rows, call_);
   std::fill_n(panel.sums.kept_sum, call_.spec.lanes, 0.0F);
   std::fill_n(panel.octaves, call_.spec.lanes, call_.unit * std::numbers::log2e_v<float>);
   std::fill_n(panel.common, call_.spec.lanes, 0.0F);
-  if (!rounds_qk()) return;
+  if (!rounds_qk()) {
+    pack_queries(panel.rows, call_, kernels_, scratch_.forward);
+    return;
+  }
   find_scales(panel);
   pack_codes(panel);
   if (panel.mean_queries != nullptr) pack_means(panel);
@@ -156,7 +159,7 @@ bool QuantizedWalk::can_stay_unscaled(const QuantizedPanel& panel) const {
                      [&](float scale) { return scale * panel.octaves[0] > kLeastOctaves; });
 }
 
-/// Codes in the place of the queries that start() packed, or as bytes.
+/// Codes in the place of the queries, or as bytes.
 void QuantizedWalk::pack_codes(const QuantizedPanel& panel) const {
   const std::byte** const rows = scratch_.forward.rows;
   const std::int64_t head_dim = call_.problem.head_dim_qk;
