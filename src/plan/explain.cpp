@@ -381,7 +381,7 @@ std::string Explanation::print() const {
     if (!quant.empty()) text += fmt::format("quant      {}\n", quant);
     if (tile_q > 0) text += fmt::format("tile       {} queries x {} keys\n", tile_q, tile_kv);
     if (tiles) {
-      const double total = static_cast<double>(std::max<std::int64_t>(1, tiles->total()));
+      const auto total = static_cast<double>(std::max<std::int64_t>(1, tiles->total()));
       text += fmt::format("tiles      {} empty (skipped, {:.1f} %), {} partial, {} full\n",
                           tiles->empty, 100.0 * static_cast<double>(tiles->empty) / total,
                           tiles->partial, tiles->full);

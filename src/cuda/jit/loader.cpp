@@ -222,6 +222,7 @@ std::vector<std::shared_ptr<const LoadedKernel>> Loader::load_all(
   compile_at_once(to_compile, context);
   // What others bring is waited for at last: they may wait for one of these.
   std::vector<Kernel> kernels;
+  kernels.reserve(loads.size());
   for (const Load& load : loads) kernels.push_back(load.kernel.get());
   std::vector<Kernel> unused;  // outlives the lock
   const std::lock_guard lock(mutex_);
