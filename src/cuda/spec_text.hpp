@@ -28,6 +28,8 @@ struct SpecMember {
   std::string_view name;
   Value Spec::*value;
 };
+template <typename Spec, typename Value>  // Clang before 17 deduces no aggregates
+SpecMember(const char*, Value Spec::*)->SpecMember<Spec, Value>;
 #define FOVEA_SPEC_MEMBER(spec, member) \
   ::fovea::cuda::SpecMember { #member, &spec::member }
 

@@ -7,9 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
 #include <limits>
-#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -533,10 +531,12 @@ std::int64_t SequenceRows::total(std::int64_t batch) const {
 
 SequenceRows::Token SequenceRows::token(std::int64_t row, std::int64_t batch) const {
   if (!is_packed()) return {row / each, row % each};
-  const auto sequences = std::views::iota(std::int64_t{0}, batch);
-  const auto behind = std::ranges::upper_bound(
-      sequences, row, {}, [this](std::int64_t sequence) { return begin(sequence); });
-  const std::int64_t sequence = *std::ranges::prev(behind);
+  // The last sequence that begins at the row or before it. (Clang 14 has no ranges of numbers.)
+  std::int64_t sequence = 0;
+  for (std::int64_t behind = batch; behind - sequence > 1;) {
+    const std::int64_t middle = sequence + (behind - sequence) / 2;
+    (begin(middle) <= row ? sequence : behind) = middle;
+  }
   return {sequence, row - begin(sequence)};
 }
 
