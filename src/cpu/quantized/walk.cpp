@@ -1,6 +1,7 @@
 #include "cpu/quantized/walk.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numbers>
 #include <vector>
@@ -15,6 +16,12 @@ namespace {
 
 /// Of a score that the softmax multiplies itself: below, sums of codes might leave fp32 where scores do not.
 constexpr float kLeastOctaves = 1e-20F;
+
+bool has_nan(const float* of_lanes, std::int64_t lanes) {
+  bool is_any = false;
+  for (std::int64_t lane = 0; lane < lanes; ++lane) is_any |= std::isnan(of_lanes[lane]);
+  return is_any;
+}
 
 }  // namespace
 
@@ -93,10 +100,14 @@ std::size_t QuantizedWalk::tile_flag(std::int64_t tile) const {
   return static_cast<std::size_t>((rows_.tile + tile) * call_.problem.num_heads_kv + item_.kv_head);
 }
 
-void QuantizedWalk::run(const ForwardResults& results) {
-  const KernelScope scope(kernels_);
+void QuantizedWalk::clear_tile_out() const {
   std::fill_n(scratch_.tile_out, kernels_.output_bytes(call_.problem.head_dim_v) / sizeof(float),
               0.0F);
+}
+
+void QuantizedWalk::run(const ForwardResults& results) {
+  const KernelScope scope(kernels_);
+  clear_tile_out();
   std::fill_n(scratch_.zeros, call_.spec.lanes, 0.0F);
   for (QuantizedPanel& panel : panels_) start(panel);
   const std::int64_t tiles = ceil_div(item_.sequence.seqlen_kv, call_.spec.tile_kv);
@@ -358,6 +369,8 @@ void QuantizedWalk::add_rounded(const QuantizedPanel& panel, const TileStep& ste
   kernels_.accumulate(scratch_.forward.values, step.num_keys, range, step.scores, head_dim,
                       panel.rows.num_vectors, scratch_.zeros, scratch_.tile_out, next_);
   how_.steps->add_scaled(scratch_.tile_out, scale, head_dim, panel.sums, panel.rows.out);
+  // The next panel's products overwrite these by zero times what is there.
+  if (has_nan(panel.sums.row_sum, call_.spec.lanes)) clear_tile_out();
 }
 
 void QuantizedWalk::finish(QuantizedPanel& panel, const ForwardResults& results) const {

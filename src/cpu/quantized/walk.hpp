@@ -30,7 +30,7 @@ struct QuantizedScratch {
   float* octaves = nullptr;   // [panels][lanes]: of a score as the softmax gets it
   float* common = nullptr;    // [panels][lanes]: what q_shift is of such a score
   float* kept_sum = nullptr;  // [panels][lanes]
-  float* tile_out = nullptr;  // Oᵀ of a tile of codes
+  float* tile_out = nullptr;  // Oᵀ of a tile of codes; finite between two of them
   float* zeros = nullptr;     // [lanes]
   float* weight = nullptr;    // [lanes]
   float* mean_scores = nullptr;       // a tile of means of q times keys; null without smooth_q
@@ -92,6 +92,7 @@ class QuantizedWalk {
   void add_plain(QuantizedPanel& panel, const TileStep& step) const;
   void add_values(const TileStep& step);
   void add_rounded(const QuantizedPanel& panel, const TileStep& step);
+  void clear_tile_out() const;
   void finish(QuantizedPanel& panel, const ForwardResults& results) const;
 
   const ForwardCall& call_;
