@@ -84,9 +84,17 @@ def lse_shape(q_shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     return q_shape[:-1]
 
 
+_CODES = ("float8_e4m3fn", "torch.float8_e4m3fn", "e4m3")
+
+
+def _out_dtype(q: Array) -> str | None:
+    """Of `out` where nobody gives one: bf16 beside codes, which have no room for it, else None, that of q."""
+    return "bf16" if str(getattr(q, "dtype", "")) in _CODES else None
+
+
 def out_spec(q: Array, v: Array, name_of_v: str, function: str) -> TensorSpec:
-    """`out` of a call as it would be made: row-major, of q's dtype and on its device."""
-    return spec_beside(q, "q", _shape(q, "q", function)[:-1] + _shape(v, name_of_v, function)[-1:], None, function)
+    """`out` of a call as it would be made: row-major, on the device of q."""
+    return spec_beside(q, "q", _shape(q, "q", function)[:-1] + _shape(v, name_of_v, function)[-1:], _out_dtype(q), function)
 
 
 def make_outputs(
@@ -102,8 +110,7 @@ def make_outputs(
     if not q_shape or not v_shape:
         raise InvalidArgument(f"{function}: q or v has rank 0; expected [batch, seqlen, num_heads, head_dim]")
     if out is None:
-        is_of_codes = str(getattr(q, "dtype", "")).endswith("float8_e4m3fn")
-        out = framework.empty(q, q_shape[:-1] + v_shape[-1:], "bf16" if is_of_codes else None)
+        out = framework.empty(q, q_shape[:-1] + v_shape[-1:], _out_dtype(q))
     if lse is None and return_lse:
         lse = framework.empty(q, lse_shape(q_shape, layout), "f32")
     return out, lse
@@ -536,6 +543,7 @@ class Plan(PreparedPlan):
         defaults = {**attention.__kwdefaults__, **features}  # type: ignore[dict-item]
         self._positional = tuple(defaults[name] for name in _quick.FEATURES)
         self._returns_lse = returns_lse
+        self._is_usual = all(features.get(name) is None for name in ("q_scale", "k_scale", "v_scale"))
 
     @property
     def is_final(self) -> bool:
@@ -589,7 +597,7 @@ class Plan(PreparedPlan):
         framework = framework_of(q, "Plan.run", "q")
         # Alive until the call returns: from then on a GPU library may lend it to later work of the same stream.
         workspace, address = self._workspace(framework, q)
-        if _quick.attend is not None and not changed:
+        if _quick.attend is not None and self._is_usual and not changed:
             result = _quick.attend(
                 self._handle, address, self.workspace_bytes, return_lse, out, lse, None, q, k, v, *self._positional
             )

@@ -180,6 +180,35 @@ def test_bf16_of_ml_dtypes_gives_bf16() -> None:
     assert np.abs(out.astype(np.float64) - exact).max() <= 2 * 2.0**-8 * np.abs(exact).max()
 
 
+SCALES = {f"{name}_scale": np.float32([[0.5, 2], [4, 0.25]]) for name in "qkv"}
+
+
+def test_a_plan_keeps_its_scales() -> None:
+    arrays = qkv()
+    plan = fovea.plan(*arrays, quant="fp8_static", **SCALES)
+    expected = fovea.attention(*arrays, quant="fp8_static", **SCALES)
+    np.testing.assert_array_equal(plan.run(*arrays), expected)
+    others = SCALES | {"v_scale": SCALES["v_scale"] / 2}
+    expected = fovea.attention(*arrays, quant="fp8_static", **others)
+    np.testing.assert_array_equal(plan.run(*arrays, v_scale=others["v_scale"]), expected)
+
+
+def test_codes_of_e4m3_have_the_bits_of_their_numbers() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    codes = tuple(array.astype(ml_dtypes.float8_e4m3fn) for array in qkv())
+    numbers = [x.astype(np.float32) * scale[:, None].repeat(x.shape[2] // 2, 2)[..., None] for x, scale in zip(codes, SCALES.values())]
+    features = {"quant": "fp8_static", **SCALES, "causal": True}
+    out = fovea.attention(*codes, **features)
+    assert out.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(out, fovea.attention(*numbers, **features, out=np.empty_like(out)))
+    specs = [fovea.TensorSpec(x.shape, "e4m3") for x in codes]
+    for planned in (codes, specs):
+        made = fovea.plan(*planned, **features).run(*codes)
+        assert made.dtype == out.dtype
+        np.testing.assert_array_equal(made, out)
+        assert "e4m3 batch 2" in fovea.explain(*planned, **features)
+
+
 def test_packed_equals_each_sequence() -> None:
     lengths = [0, 1, 17, 64]
     offsets = np.cumsum([0, *lengths]).astype(np.int32)
