@@ -93,9 +93,6 @@ struct ProblemChecks {
                            name(dtype)));
       }
     }
-    if (p.out.rank != 0 && !is_float(p.out.dtype)) {
-      refuse(fmt::format("out is {}; expected f32, f16 or bf16", name(p.out.dtype)));
-    }
   }
 
   /// Codes are a recipe's, by scales of the call, of what nothing was subtracted from.
@@ -152,6 +149,8 @@ struct ProblemChecks {
 void check_output(const ProblemChecks& checks, const ForwardProblem& f) {
   const TensorSpec& out = f.problem.out;
   const int rank = f.is_varlen ? 3 : 4;
+  if (!is_float(out.dtype))
+    checks.refuse(fmt::format("out is {}; expected f32, f16 or bf16", name(out.dtype)));
   checks.check_rank("out", out, f.is_varlen);
   checks.check_extents("out", out);
   checks.check_device("out", out, f.problem.q);

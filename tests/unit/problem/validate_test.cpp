@@ -56,6 +56,17 @@ TEST(Validate, CodesHaveAnOutputOfBf16UnlessItIsSaid) {
             "plan: out is e4m3; expected f32, f16 or bf16");
 }
 
+/// Callers that make out of q's dtype would read of an out that they have not named.
+TEST(Validate, CodesWithoutTheirRecipeAreRefusedBeforeOutIs) {
+  Problem problem = dense_problem();
+  problem.q.dtype = problem.k.dtype = problem.v.dtype = Dtype::e4m3;
+  problem.out = spec_of(Dtype::e4m3, {2, 3, 4, 6});
+  EXPECT_EQ(refusal([&] { validate(problem, "plan"); }),
+            "plan: q, k and v are e4m3 and quant is none; expected fp8_static, or what differs "
+            "from it in how probabilities are rounded: codes are multiplied as they are, by scales "
+            "that the call gives");
+}
+
 TEST(Validate, ResolvesAPackedProblem) {
   const ForwardProblem f = validate(packed_problem(), "plan");
   EXPECT_TRUE(f.is_varlen);
