@@ -280,6 +280,8 @@ def attention(
     )  # fmt: skip
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
+        if is_recorded and _out_dtype(q) is not None:
+            raise InvalidArgument(f"attention: q is {q.dtype} where gradients are recorded; expected f32, f16 or bf16: codes have no gradients")
         if is_recorded or (framework.is_observed is not None and framework.is_observed()):
             if quant is not None and not is_recorded:
                 raise Unsupported(f"attention: quant is {quant!r} where calls are transformed or cast; expected None")

@@ -193,6 +193,8 @@ def inputs_of(arguments: Arguments) -> tuple[Any, ...]:
 
 def no_gradient_of(name: str) -> str:
     """Why there is none by an input of this name."""
+    if name in ("q_scale", "k_scale", "v_scale"):
+        return f"attention: {name} requires a gradient, which scales of a recipe do not have; detach it"
     return (
         f"attention: {name.removeprefix('mask:')} requires a gradient, which a mask does not have; detach it, or move it to score_mod"
     )

@@ -171,6 +171,12 @@ def test_refusals_name_the_argument() -> None:
     weights = leaf(torch.randn(70))
     with pytest.raises(fovea.Unsupported, match="weights requires a gradient, which a mask"):
         fovea.attention(q, k, v, mask_mod=lambda b, h, i, j: weights[j] > 0)
+    scales = {f"{name}_scale": torch.ones(2, 2) for name in "qkv"} | {"quant": "fp8_static"}
+    with pytest.raises(fovea.Unsupported, match="k_scale requires a gradient, which scales of a recipe do not have; detach it"):
+        fovea.attention(q, k, v, **scales | {"k_scale": leaf(torch.ones(2, 2))})
+    codes = [x.detach().to(torch.float8_e4m3fn) for x in (q, k, v)]
+    with pytest.raises(fovea.InvalidArgument, match="q is torch.float8_e4m3fn where gradients are recorded; expected f32, f16 or bf16"):
+        fovea.attention(*codes, **scales, sinks=leaf(torch.zeros(4)))
     with pytest.raises(fovea.InvalidArgument, match="score:t is a ndarray"):
         fovea.attention(q, k, v, score_mod=fovea.score_mod("score + t[q_head]", t=np.zeros(4, np.float32)))
 
