@@ -231,7 +231,7 @@ void add_quant_option(CommandLine& line, Quantization& quant) {
       {"--quant", "RECIPE", kRunGroup,
        "what q, k, probabilities and v are rounded to: accurate, fast, int8, sage1, sage2, nvfp4, "
        "mxfp4 or fp8_static (by q_scale, k_scale and v_scale of --input), and fields behind it: "
-       "accurate,hadamard=yes; or a .json file of fovea calibrate (cpu)"},
+       "accurate,hadamard=yes; or a .json file of fovea calibrate"},
       [&quant](const std::string& option, const std::string& text) {
         quant = is_recipe_file(text) ? read_recipe(option, text) : parse_recipe(option, text);
       });

@@ -13,6 +13,7 @@
 #include "failure.hpp"
 #include "files.hpp"
 #include "plan/plan.hpp"
+#include "problem/input_codes.hpp"
 #include "shard_options.hpp"
 
 namespace fovea::tools {
@@ -133,8 +134,8 @@ int run_explain(const std::vector<std::string>& words) {
   OutputFiles files;
   const Inputs inputs = inputs_of(options, files);
   AttentionForward args = make_call(options, inputs);
-  args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out_spec(inputs, inputs.q.spec.dtype)),
-                     options.layout);
+  const TensorSpec out = out_spec(inputs, default_out_dtype(inputs.q.spec.dtype));
+  args.out = as_bshd(TensorView(static_cast<void*>(nullptr), out), options.layout);
   Problem problem = problem_of(args);
   problem.num_threads = options.threads;
   problem.compile_mode = compile_mode;

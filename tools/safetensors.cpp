@@ -41,6 +41,13 @@ const DtypeName* find_dtype(std::string_view text) {
   return found == std::end(kDtypeNames) ? nullptr : found;
 }
 
+std::vector<std::string_view> dtypes_of_fovea() {
+  std::vector<std::string_view> texts;
+  for (const DtypeName& each : kDtypeNames)
+    if (each.dtype) texts.push_back(each.text);
+  return texts;
+}
+
 const DtypeName* find_dtype(Dtype dtype) {
   return std::find_if(std::begin(kDtypeNames), std::end(kDtypeNames),
                       [&](const DtypeName& candidate) { return candidate.dtype == dtype; });
@@ -281,9 +288,8 @@ Array Safetensors::tensor(std::string_view tensor_name) const {
   }
   const DtypeName* dtype = find_dtype(entry->dtype);
   if (!dtype->dtype) {
-    bad_input(fmt::format(
-        "{}: tensor '{}' has dtype {}; expected F32, F16, BF16, BOOL, U8, I8, I32 or I64", name_,
-        tensor_name, entry->dtype));
+    bad_input(fmt::format("{}: tensor '{}' has dtype {}; expected one of {}", name_, tensor_name,
+                          entry->dtype, fmt::join(dtypes_of_fovea(), ", ")));
   }
   if (entry->shape.empty()) {
     bad_input(

@@ -200,7 +200,12 @@ class Results(CommandTest):
         self.expect_out(result, attention(*numbers.values())[0], 0.1)
         self.expect(self.run_fovea(*words, "--quant", "fp8_static", "--out", "out.safetensors"), 0)
         self.assertEqual(read_safetensors(self.folder / "out.safetensors")["out"][0], "BF16")
+        page = self.run_fovea("explain", "--input", "codes.safetensors", "--quant", "fp8_static").stdout
+        self.assertIn("out bf16, quant fp8_static", page)
         self.expect(self.run_fovea(*words), 2, "q, k and v are e4m3 and quant is none; expected fp8_static")
+        codes["k_scale"] = ("F64", (BATCH, HEADS_KV), elements(scales, "<f8"))
+        self.write("codes.safetensors", safetensors(codes))
+        self.expect(self.run_fovea(*words, "--quant", "fp8_static"), 2, "'k_scale' has dtype F64; expected one of F32,", "I64, F8_E4M3")
         del codes["k_scale"]
         self.write("codes.safetensors", safetensors(codes))
         self.expect(self.run_fovea(*words, "--quant", "fp8_static"), 2, "expected q_scale, k_scale and v_scale in --input")
