@@ -54,7 +54,7 @@ class Checks {
     check_range("chunk", options_.chunk, 0, kMost);
     check_range("head_parts", options_.head_parts, 0, kMost);
     check_range("head_ranks", options_.head_ranks, 0, kMostRanks);
-    refuse_quantization(checks_, problem_.quant, "shards");  // a mean is one of all ranks' keys
+    refuse_quantization(checks_, problem_, "shards");  // a mean is one of all ranks' keys
     const ForwardProblem f = validate(problem_, kWhere);
     check_lengths(f);
     for (const CapturedTensor& tensor : problem_.mask.captures().tensors) {

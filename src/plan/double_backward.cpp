@@ -22,7 +22,7 @@ namespace {
 
 Problem posed_problem(const AttentionDoubleBackward& args, std::string_view where) {
   Problem problem = problem_of(args.backward.forward);
-  refuse_quantization(TensorChecks(where), problem.quant, "gradients of gradients");
+  refuse_quantization(TensorChecks(where), problem, "gradients of gradients");
   problem.wants_row_max = false;
   return problem;
 }

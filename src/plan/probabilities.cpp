@@ -72,7 +72,7 @@ void attention_probabilities(const AttentionProbabilities& args, Runtime& runtim
   const AttentionProbabilities call{scores_of(args.forward), args.probabilities};
   const Problem posed = problem_of(call.forward);
   const TensorChecks checks(kWhere);
-  refuse_quantization(checks, posed.quant, "probabilities");
+  refuse_quantization(checks, posed, "probabilities");
   const NamedSpec written[] = {{"probabilities", call.probabilities.spec()}};
   if (const std::string obstacle = why_not_cpu(posed, written); !obstacle.empty())
     throw Unsupported(fmt::format("{}: {}", kWhere, obstacle));

@@ -9,7 +9,7 @@
 #include "core/shape.hpp"
 #include "problem/captured_floats.hpp"
 #include "problem/compile_mode.hpp"
-#include "problem/input_codes.hpp"
+#include "problem/quant.hpp"
 #include "problem/tensor_checks.hpp"
 
 namespace fovea {
@@ -120,10 +120,7 @@ class Checker {
 
 GradientProblem validate(const BackwardProblem& problem, std::string_view where) {
   const TensorChecks checks(where);
-  if (are_codes(problem.forward.q.dtype)) {
-    checks.refuse(fmt::format("q is {}; expected f32, f16 or bf16: codes have no gradients",
-                              name(problem.forward.q.dtype)));
-  }
+  refuse_codes(checks, problem.forward, "gradients");
   refuse_stages(checks, problem.forward, "gradients");
   Problem forward = problem.forward;
   forward.wants_lse = true;

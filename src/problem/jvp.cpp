@@ -112,7 +112,7 @@ class Checker {
 
 TangentProblem validate(const JvpProblem& problem, std::string_view where) {
   const TensorChecks checks(where);
-  refuse_quantization(checks, problem.forward.quant, "tangents");
+  refuse_quantization(checks, problem.forward, "tangents");
   refuse_stages(checks, problem.forward, "tangents");
   if (problem.forward.wants_row_max)
     checks.refuse("row_max is given; expected none, it has no tangent");

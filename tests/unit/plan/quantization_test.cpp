@@ -169,6 +169,18 @@ TEST(QuantizationAtTheDoors, TakesCodesByGivenScalesAlone) {
   AttentionBackward backward{.dout = good.out, .forward = good, .dq = good.out};
   EXPECT_THAT(refusal([&] { static_cast<void>(explain(problem_of(backward))); }),
               HasSubstr("q is e4m3; expected f32, f16 or bf16: codes have no gradients"));
+  const AttentionDoubleBackward twice{.backward = backward};
+  const std::pair<const char*, std::function<void()>> others[] = {
+      {"tangents", [&] { attention_jvp({.forward = args, .out_tangent = args.out}); }},
+      {"gradients of gradients", [&] { attention_double_backward(twice); }},
+      {"probabilities", [&] { attention_probabilities({.forward = args}); }},
+  };
+  for (const char* recipe : {"none", "fp8_static"}) {
+    args = good;
+    args.quant = parse_quantization(recipe);
+    for (const auto& [what, call] : others)
+      EXPECT_THAT(refusal(call), HasSubstr(std::string("codes have no ") + what)) << recipe;
+  }
   Problem planned = problem_of(good);
   planned.out = {};
   EXPECT_THAT(explain(planned).problem, AllOf(HasSubstr("e4m3 batch 2"), HasSubstr("out bf16")));
