@@ -362,7 +362,7 @@ FOVEA_API int fovea_attention_forward(const fovea_attention_forward_args* args,
 
 /* ---- Plan once, run often ---- */
 
-/* A validated problem, its kernel and its exact workspace; immutable. */
+/* A validated problem, its kernel and its exact workspace; immutable but for the kernel of FOVEA_COMPILE_STAGED. */
 typedef struct fovea_plan fovea_plan;
 
 /* When a plan on a kDLCUDA device whose kernels have to be compiled is ready: when they are, or in stages: as soon as a

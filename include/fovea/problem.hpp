@@ -96,7 +96,8 @@ struct Problem {
   /// SMs: there it changes nothing.
   int sm_margin = 0;
   /// Of forward plans alone, on cuda. Decoding is complete whatever the variable says; gradients and tangents too, and
-  /// refuse `staged` by name. Recipes and f32 have no kernel that compiles sooner: there it changes nothing.
+  /// refuse `staged` by name. Recipes, f32, head dims above 256 and a sm_margin have no kernel that compiles sooner:
+  /// there it changes nothing.
   CompileMode compile_mode = CompileMode::automatic;
   int num_threads = 0;  // workers that the workspace is sized for; 0: the executor's concurrency
 };

@@ -158,7 +158,7 @@ def attention(
 
     Parameters
     ----------
-    q : array, [batch, seqlen_q, num_heads_q, head_dim_qk], f32, f16 or bf16
+    q : array, [batch, seqlen_q, num_heads_q, head_dim_qk], f32, f16 or bf16; float8_e4m3fn with `q_scale`
         ``layout="bhsd"``: [batch, num_heads_q, seqlen_q, head_dim_qk]. With `cu_seqlens` packed: [total_q, num_heads_q,
         head_dim_qk]. Any strides; a contiguous last dimension is fast.
     k : array, [batch, seqlen_kv, num_heads_kv, head_dim_qk], dtype of q

@@ -157,8 +157,7 @@ std::optional<Refusal> refuses_recipe_of_team(const Quantization& quant) {
   if (quant.pv == QuantFormat::int8) {
     return Refusal{
         "quant.pv is int8, which is for CPUs; expected none, f16 or e4m3: accurate has the same "
-        "error "
-        "on GPUs"};
+        "error on GPUs"};
   }
   const bool is_half = quant.pv == QuantFormat::f16;
   if (!is_half && (quant.is_none() || quant.pv != QuantFormat::none)) return refuses_recipe(quant);
