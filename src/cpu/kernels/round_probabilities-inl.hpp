@@ -77,12 +77,14 @@ HWY_ATTR inline void raise_origins(const Quantization& quant, const QuantizedTil
     const auto keeps = hn::Le(hn::Mul(hn::Sub(row_max, before), octaves), hn::Set(d, kMaxGrowth));
     after = hn::IfThenElse(keeps, before, row_max);
   } else if (quant.p_step > 0) {
-    // What is before is a multiple already: it stays, whatever rounding would make of it.
+    // What is before is a multiple already: it stays, whatever rounding would make of it. Beside a maximum that a step
+    // is lost to there is no multiple: the maximum is the reference.
     const FloatVector step = hn::Div(hn::Set(d, quant.p_step), octaves);
     const FloatVector common = hn::Load(d, tile.common + lane);
     const FloatVector steps = hn::Round(hn::Div(hn::Sub(after, common), step));
     const FloatVector raised = hn::MulAdd(step, steps, common);
-    after = hn::IfThenElse(hn::Gt(after, before), raised, after);
+    const auto is_near = hn::Le(hn::Abs(hn::Sub(raised, after)), step);
+    after = hn::IfThenElse(hn::And(hn::Gt(after, before), is_near), raised, after);
   }
   const FloatVector from = hn::IfThenZeroElse(hn::Eq(after, nothing), after);
   const FloatVector factor = exp2_nonpositive(d, hn::Sub(before, from), octaves, lowest);

@@ -84,6 +84,21 @@ TEST_P(Recipes, InfinitiesOfValuesReachTheirRows) {
   expect_equals_oracle(problem);
 }
 
+/// Rows whose scores are all the lowest float, all 2^40, and of both signs: steps of octaves are lost beside them.
+TEST_P(Recipes, HugeScoresAreScores) {
+  constexpr double kLowest = std::numeric_limits<float>::lowest();
+  constexpr std::int64_t kKeys = 150;
+  Case problem = case_with(GetParam(), Dtype::f32);
+  problem.seqlen_q = 7;
+  problem.seqlen_kv = kKeys;
+  const TensorView bias = problem.capture(Dtype::f32, {3, kKeys}, [=](std::int64_t i) {
+    if (i / kKeys < 2) return i / kKeys == 0 ? kLowest : 0x1p40;
+    return i % 2 == 0 ? kLowest : -0x1p40;
+  });
+  problem.score = parse_score_mod("score + bias[q_idx % 3, kv_idx]", {.tensors = {{"bias", bias}}});
+  expect_equals_oracle(problem);
+}
+
 // ---- q, k and v that come as codes of e4m3, by scales of the call ----
 
 /// A scale for each sequence and kv head, in strides of their own.
