@@ -156,7 +156,8 @@ def attention(
     layout : {"bshd", "bhsd"}
         Order of the dimensions of q, k, v and out.
     compute_dtype, cpu_target, deterministic, sm_margin, quant
-        As `fovea.attention`'s. Gradients pass straight through the rounding of a recipe; forward mode and gradients of gradients refuse it.
+        As `fovea.attention`'s, but for recipes with scales=given, whose scales are no arguments here. Gradients pass straight through the
+        rounding of a recipe; forward mode and gradients of gradients refuse it.
 
     Returns
     -------
