@@ -67,36 +67,59 @@ consteval QuantizeKvSpec with_groups(QuantizeKvSpec spec, const Groups& groups) 
   return spec;
 }
 
+/// Whose V comes without its mean: as codes, or as elements where `head_dim_v` is of P and V in 16 bits.
+consteval QuantizeKvSpec smooth(QuantizeKvSpec spec) {
+  spec.smooths_v = true;
+  return spec;
+}
+consteval QuantizeKvSpec centered(QuantizeKvSpec spec, std::int32_t head_dim_v) {
+  spec.head_dim_v = head_dim_v;
+  spec.smooths_v = spec.centers_v = true;
+  return spec;
+}
+
 /// Of recipes that have other groups than `accurate` and `fast`, or other codes: those that cases want.
 template <class Run, QuantizeKvSpec... specs>
 bool is_one_of(const QuantizeKvSpec& spec, const Run& run) {
   return ((spec == specs && (run.template operator()<specs>(), true)) || ...);
 }
+/// Of `sage1`.
+constexpr Groups kBlocks{128, 1, 64, false, KeyMean::all};
+
 template <class Run>
 bool has_named_rounding(const QuantizeKvSpec& spec, const Run& run) {
   using enum Rounding;
   using enum KeyMean;
   constexpr Element kBf16 = Element::bf16, kF16 = Element::f16;
-  return is_one_of<Run, of_rounding(lanes, kBf16, 64, 64), of_rounding(lanes, kBf16, 128, 128),
-                   of_rounding(lanes, kF16, 64, 64), of_rounding(lanes, kBf16, 64, 64, true),
-                   of_rounding(given, kBf16, 64, 64), of_rounding(given, kBf16, 128, 128),
-                   of_rounding(given, kF16, 64, 64), of_rounding(given, kBf16, 64, 64, true),
-                   of_rounding(given, kBf16, 128, 64), of_codes(64), of_codes(128),
-                   of_codes(64, true),
-                   with_groups(of_rounding(lanes, kBf16, 128, 128), {32, 8, 64, true, all}),
-                   with_groups(of_rounding(lanes, kBf16, 64, 64, true), {32, 1, 64, false, none}),
-                   with_groups(of_rounding(lanes, kBf16, 64, 64), {16, 1, 128, false, all}),
-                   with_groups(of_rounding(rows, kF16, 64, 0), {64, 1, 64, false, all}),
-                   with_groups(of_rounding(rows, kF16, 128, 0), {32, 8, 64, true, none}),
-                   with_groups(of_rounding(rows, kBf16, 64, 0), {128, 1, 64, false, all})>(spec,
-                                                                                           run);
+  return is_one_of<
+      Run, of_rounding(lanes, kBf16, 64, 64), of_rounding(lanes, kBf16, 128, 128),
+      of_rounding(lanes, kF16, 64, 64), of_rounding(lanes, kBf16, 64, 64, true),
+      of_rounding(given, kBf16, 64, 64), of_rounding(given, kBf16, 128, 128),
+      of_rounding(given, kF16, 64, 64), of_rounding(given, kBf16, 64, 64, true),
+      of_rounding(given, kBf16, 128, 64), of_codes(64), of_codes(128), of_codes(64, true),
+      with_groups(of_rounding(lanes, kBf16, 128, 128), {32, 8, 64, true, all}),
+      with_groups(of_rounding(lanes, kBf16, 64, 64, true), {32, 1, 64, false, none}),
+      with_groups(of_rounding(lanes, kBf16, 64, 64), {16, 1, 128, false, all}),
+      with_groups(of_rounding(rows, kF16, 64, 0), {64, 1, 64, false, all}),
+      with_groups(of_rounding(rows, kF16, 128, 0), {32, 8, 64, true, none}),
+      with_groups(of_rounding(rows, kBf16, 64, 0), {128, 1, 64, false, all}),
+      smooth(of_rounding(lanes, kBf16, 128, 128)), smooth(of_rounding(lanes, kBf16, 64, 64, true)),
+      smooth(for_sm80({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 64})),
+      smooth(for_sm80({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 128})),
+      smooth(for_sm80({.element = kF16, .head_dim_qk = 64, .head_dim_v = 64})),
+      smooth({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 128}),
+      smooth({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 64}),
+      smooth({.element = kBf16, .head_dim_qk = 64, .head_dim_v = 64, .is_packed = true}),
+      centered(with_groups(of_rounding(rows, kF16, 64, 0, true), kBlocks), 64),
+      centered(with_groups(of_rounding(rows, kF16, 64, 0), kBlocks), 64)>(spec, run);
 }
 
 /// run.operator()<spec>() of the spec, which is a constant there.
 template <class Run>
 void with_spec(const QuantizeKvSpec& spec, const Run& run) {
   if (has_named_rounding(spec, run)) return;
-  if (spec.rounding != Rounding::rows || spec.q_span > 1 || spec.k_tile != kQuantizedTile)
+  if (spec.rounding != Rounding::rows || spec.q_span > 1 || spec.k_tile != kQuantizedTile ||
+      spec.smooths_v)
     throw std::out_of_range("no such rounding");
   const auto of_element = [&]<Element element>() {
     const auto of_width = [&]<std::int32_t head_dim>() {

@@ -128,6 +128,20 @@ std::vector<Case> coded_cases() {
   return cases;
 }
 
+/// Codes of V without its mean: beside sinks, of sequences and heads, in columns that nobody has, in f32.
+std::vector<Case> cases_of_means() {
+  std::vector<Case> cases;
+  for (Case& coded : coded_cases()) {
+    if (coded.label != "coded_full_d128" && coded.label != "coded_packed" &&
+        coded.label != "coded_padded")
+      continue;
+    coded.label.replace(0, std::string_view("coded").size(), "smooth");
+    coded.quant = parse_quantization("fast,smooth_v=sequence");
+    cases.push_back(std::move(coded));
+  }
+  return cases;
+}
+
 }  // namespace
 
 std::vector<Case> hopper_quantized_cases() {
@@ -193,6 +207,7 @@ std::vector<Case> hopper_quantized_cases() {
   heavy.softmax_scale = 1;
   cases.push_back(heavy);
   std::ranges::copy(coded_cases(), std::back_inserter(cases));
+  std::ranges::copy(cases_of_means(), std::back_inserter(cases));
   return cases;
 }
 

@@ -228,6 +228,67 @@ TEST(EmulatedQuantized, AverageKeysCountBesideOneThatRules) {
   EXPECT_EQ(difference({"out", args.out, expected.out, error_of_recipe}), "");
 }
 
+/// Σ (a - b)² / Σ b², its root.
+double relative_error(const std::vector<double>& got, const std::vector<double>& exact) {
+  double error = 0, norm = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    error += (got[i] - exact[i]) * (got[i] - exact[i]);
+    norm += exact[i] * exact[i];
+  }
+  return std::sqrt(error / norm);
+}
+
+/// Out is the oracle's by this recipe, and nearer to attention without one than it would be without the field.
+struct FieldThatPays {
+  std::string without;
+  double times;  // so much nearer
+};
+void expect_nearer(const AttentionForward& args, const Case& problem, Runner run,
+                   const cuda::DeviceTraits& device, const FieldThatPays& field) {
+  const reference::ForwardResult expected = reference::attention_forward(args);
+  Emulation emulation;
+  run_args(run, problem.label, args, device, emulation);
+  EXPECT_EQ(emulation.findings, "");
+  const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
+  EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
+  const auto oracle_by = [&](const Quantization& quant) {
+    AttentionForward other = args;
+    other.quant = quant;
+    return reference::attention_forward(other).out;
+  };
+  const std::vector<double> exact = oracle_by({});
+  const double without = relative_error(oracle_by(parse_quantization(field.without)), exact);
+  EXPECT_LT(field.times * relative_error(values_of(args.out), exact), without);
+}
+
+/// Means of channels many times as large as what is left of V, of keys that end a tile or do not.
+void expect_means_taken_off(Case problem, Runner run, const cuda::DeviceTraits& device,
+                            const char* without) {
+  SCOPED_TRACE(problem.label);
+  for (const std::int64_t seqlen_kv : {127, 128, 129}) {
+    problem.seqlen_kv = seqlen_kv;
+    CaseMemory memory(problem);
+    memory.v.fill([&](std::int64_t i) {
+      const auto noise = static_cast<double>(i * 7919 % 101 - 50) / 50;
+      return static_cast<double>(i % problem.head_dim_v % 5) * 6 - 9 + noise;
+    });
+    memory.poison_outputs();
+    expect_nearer(memory.args(), problem, run, device, {without, 4});
+  }
+}
+
+TEST(EmulatedQuantized, MeansOfValuesAreTakenOffAndGivenBack) {
+  expect_means_taken_off(case_named("smooth_padded"), run_quantized, sectioned_hopper(), "fast");
+}
+
+TEST(EmulatedSm80Quantized, MeansOfValuesAreTakenOffAndGivenBack) {
+  for (const auto& [label, without] :
+       {std::pair{"smooth_lanes_causal_d128", "sage2"}, {"smooth_rows_padded", "fast"}}) {
+    const Case problem = sm80_case_named(label);
+    expect_means_taken_off(problem, run_sm80_quantized, rounding_device(problem.quant), without);
+  }
+}
+
 /// What the kernel before attention leaves of an operand, and what the library's own quantisers do.
 struct Rounded {
   std::vector<std::int8_t> codes;

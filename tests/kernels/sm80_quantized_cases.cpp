@@ -255,6 +255,33 @@ std::vector<Case> cases_of_groups() {
   return cases;
 }
 
+/// V without its mean, which comes back times what a row's keys weigh: beside sinks, of sequences and heads, of rows
+/// that see nothing, in splits, in columns that nobody has, and NaN among them.
+std::vector<Case> cases_of_means() {
+  std::vector<Case> cases;
+  const auto add = [&](const char* recipe, std::string_view label, Case problem) -> Case& {
+    return cases.emplace_back(by_recipe(recipe, label, std::move(problem)));
+  };
+  const std::vector<Case> layouts = layout_cases();
+  const auto layout = [&](const char* label) {
+    return *std::ranges::find(layouts, label, &Case::label);
+  };
+  const char* lanes = "sage2,smooth_v=sequence";
+  add(lanes, "smooth_lanes", grouped_case("rounded_causal_d128")).out_dtype = Dtype::f32;
+  add(lanes, "smooth_lanes", layout("rounded_packed")).has_infinite_values = true;
+  const char* rows = "fast,smooth_v=sequence";
+  add(rows, "smooth_rows", layout("rounded_padded"));
+  add(rows, "smooth_rows", layout("rounded_few"));
+  Case& full = add(rows, "smooth_rows", base_case("rounded_full_d64", 64));
+  full.dtype = Dtype::f16;
+  const char* half = "sage1,smooth_v=sequence";
+  Case& packed = add(half, "smooth_half", layout("rounded_packed"));
+  packed.dtype = Dtype::f16;
+  packed.has_infinite_values = true;
+  add(half, "smooth_half", layout("rounded_by_elements")).dtype = Dtype::f16;
+  return cases;
+}
+
 }  // namespace
 
 Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_q) {
@@ -313,6 +340,7 @@ std::vector<Case> sm80_quantized_cases() {
   std::ranges::copy(exponential_cases(), std::back_inserter(cases));
   std::ranges::copy(cases_of_codes(), std::back_inserter(cases));
   std::ranges::copy(cases_of_groups(), std::back_inserter(cases));
+  std::ranges::copy(cases_of_means(), std::back_inserter(cases));
   return cases;
 }
 

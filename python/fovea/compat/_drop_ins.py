@@ -214,7 +214,7 @@ _SAGEATTENTION = DropIn(
         Row("attn_mask", "honoured", "of every function, where all but one drop it there, and beside is_causal; bool: hidden truly, a row that sees no key is 0; any other is added: in powers of two "
             "in sageattn_qk_int8_pv_fp16_triton, as there, in those of e elsewhere, as PyTorch does; not in sageattn_varlen"),
         Row("smooth_k", "honoured", "True unless given; the mean is a sequence's in sageattn_varlen, where the peer takes that of the pack"),
-        Row("smooth_v", "honoured", "on the CPU, beside every pv_accum_dtype, where the peer warns and forgets it; exact means, without the peer's padding; refused on GPUs"),
+        Row("smooth_v", "honoured", "beside every pv_accum_dtype, where the peer warns and forgets it; exact means, without the peer's padding; on GPUs not beside dropout"),
         Row("qk_quant_gran", "honoured", "per_thread or per_warp"),
         Row("pv_accum_dtype", "honoured", "the format of v, the range of its codes and the levels of sums; sums are f32, where the peer's may be f16 or have 22 bits; "
             "an unknown word is refused, where the peer's fp8 kernels return what lay in memory"),

@@ -35,7 +35,7 @@ struct Counts {
 
 /// Where each part lies, in bytes from the first.
 struct Parts {
-  std::size_t k_codes, keys, mean, v_codes, v_scales, q_codes, rows, bytes;
+  std::size_t k_codes, keys, mean, v_codes, v_scales, v_mean, q_codes, rows, bytes;
 };
 
 Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
@@ -45,14 +45,15 @@ Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
   const std::int64_t tiles = spec.writes_numbers ? 0 : lists * keys.tiles;  // of codes
   const std::int64_t num_queries = spec.rounds_q ? queries.lists * f.num_heads_q * queries.rows : 0;
   const auto size = std::int64_t{spec.writes_numbers ? 2 : 1};
-  const std::int64_t v_bytes = spec.writes_numbers ? num_keys * spec.head_dim_v * size
+  const bool has_value_codes = spec.head_dim_v > 0 && !writes_values(spec);
+  const std::int64_t v_bytes = writes_values(spec) ? num_keys * spec.head_dim_v * 2
                                                    : tiles * spec.head_dim_v * kQuantizedTile;
-  const std::int64_t mean_bytes =
-      f.num_sequences * f.num_heads_kv * spec.head_dim_qk * std::int64_t{sizeof(float)};
-  const std::int64_t num_scales = has_channel_scales(spec)
-                                      ? f.num_sequences * f.num_heads_kv * spec.head_dim_v
-                                  : spec.head_dim_v > 0 ? tiles
-                                                        : 0;
+  const std::int64_t heads = f.num_sequences * f.num_heads_kv;
+  const std::int64_t mean_bytes = heads * spec.head_dim_qk * std::int64_t{sizeof(float)};
+  const std::int64_t num_channels = heads * spec.head_dim_v;
+  const std::int64_t num_scales = has_channel_scales(spec) ? num_channels
+                                  : has_value_codes        ? tiles
+                                                           : 0;
   const std::int64_t num_rows = spec.writes_numbers ? 0 : num_queries;
   Parts at{};
   at.keys = at.k_codes + part_bytes(num_keys * spec.head_dim_qk * size);
@@ -60,7 +61,9 @@ Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
   at.mean = at.keys + part_bytes(scales * std::int64_t{sizeof(QuantizedKeys)});
   at.v_codes = at.mean + part_bytes(mean_bytes);
   at.v_scales = at.v_codes + part_bytes(v_bytes);
-  at.q_codes = at.v_scales + part_bytes(num_scales * std::int64_t{sizeof(float)});
+  at.v_mean = at.v_scales + part_bytes(num_scales * std::int64_t{sizeof(float)});
+  at.q_codes =
+      at.v_mean + part_bytes(spec.smooths_v ? num_channels * std::int64_t{sizeof(float)} : 0);
   at.rows = at.q_codes + part_bytes(num_queries * spec.head_dim_qk * size);
   at.bytes = at.rows + part_bytes(num_rows * std::int64_t{sizeof(QuantizedRow)});
   return at;
@@ -136,14 +139,15 @@ QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention) {
   return {.element = attention.element,
           .head_dim_qk = attention.head_dim_qk,
           .head_dim_v = attention.sums_codes ? attention.head_dim_v : 0,
-          .is_packed = attention.is_varlen};
+          .is_packed = attention.is_varlen,
+          .smooths_v = attention.smooths_v};
 }
 
 QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& quant) {
   const RowGroups rows = groups_of_q(quant);
   return {.element = attention.element,
           .head_dim_qk = 2 * attention.head_dim_qk,
-          .head_dim_v = attention.sums_codes ? attention.head_dim_v : 0,
+          .head_dim_v = attention.sums_codes || attention.smooths_v ? attention.head_dim_v : 0,
           .is_packed = attention.is_varlen,
           .rounds_q = true,
           .reads_elements = true,
@@ -153,6 +157,8 @@ QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& q
           .k_tile = attention.scale_tile,
           .has_k_lanes = quant.k_scales != ScaleGranularity::block,
           .key_mean = key_mean_of(quant),
+          .smooths_v = attention.smooths_v,
+          .centers_v = attention.smooths_v && !attention.sums_codes,
           .takes_codes = attention.takes_codes};
 }
 
@@ -164,7 +170,8 @@ QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {
           .is_packed = f.is_varlen,
           .rounds_q = true,
           .reads_elements = true,
-          .writes_numbers = true};
+          .writes_numbers = true,
+          .smooths_v = f.problem.quant.smooth_v != Smoothing::none};
 }
 
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec) {
@@ -203,7 +210,8 @@ QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardPro
   static_cast<RowsToRound&>(v) = rows_to_round(call.v, call.head_dim_v, call, num_tiles);
   v.codes = reinterpret_cast<std::uint8_t*>(base + at.v_codes);
   v.numbers = reinterpret_cast<std::uint16_t*>(base + at.v_codes);
-  v.beside = {.scales = reinterpret_cast<const float*>(base + at.v_scales)};
+  v.beside = {.scales = reinterpret_cast<const float*>(base + at.v_scales),
+              .mean = reinterpret_cast<const float*>(base + at.v_mean)};
   v.v_max = f.problem.quant.v_max;
   if (call.num_sequences == 0) return launch;
   const auto tiles = static_cast<unsigned>(counts.lists * call.num_heads_kv * counts.tiles);

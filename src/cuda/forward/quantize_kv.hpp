@@ -34,6 +34,8 @@ struct SpecText<QuantizeKvSpec> {
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, k_tile),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, has_k_lanes),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, key_mean),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, smooths_v),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, centers_v),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, takes_codes)};
 };
 
@@ -49,7 +51,7 @@ QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention);
 QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& quant);
 /// For kernels of 16 bits: q and k as the numbers that their codes stand for; v too, where the recipe has codes of it.
 QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& problem);
-/// Means of keys, then codes.
+/// Means of keys and of values, then codes.
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec);
 
 /// Codes, and what is beside them.
@@ -67,11 +69,11 @@ struct QuantizeKvLaunch {
   unsigned num_ctas = 0;  // of the kernel that rounds; 0: there are no sequences
   bool overlaps = true;   // it starts while the kernel of means ends
 
-  /// CTAs of the kernel that looks at whole sequences: of the means of keys of all sequences and heads, and of as many
-  /// scales of channels.
+  /// CTAs of the kernel that looks at whole sequences: of the means of keys of all sequences and heads, and as many for
+  /// means or scales of channels of values.
   unsigned num_looking_ctas() const {
     const std::int64_t heads = std::int64_t{params.k.num_heads_kv} * params.k.num_sequences;
-    return static_cast<unsigned>(has_channel_scales(spec) ? 2 * heads : heads);
+    return static_cast<unsigned>(looks_at_values(spec) ? 2 * heads : heads);
   }
 
   /// Those that a call gives, where the recipe wants such.

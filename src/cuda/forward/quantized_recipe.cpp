@@ -36,7 +36,7 @@ constexpr Quantization kComputedSums = [] {
   return quant;
 }();
 constexpr std::string_view kFieldsThatMatterToSums[] = {
-    "v_scales", "smooth_v", "p_codes", "row_sums", "accumulation", "p_max", "v_max", "p_step"};
+    "v_scales", "p_codes", "row_sums", "accumulation", "p_max", "v_max", "p_step"};
 
 /// Where codes of probabilities are exponentials, rounded; p_max and, of measured scales, v_max are parameters.
 constexpr Quantization kComputedByLanes{
@@ -49,16 +49,15 @@ constexpr Quantization kComputedByGivenScales{.qk = QuantFormat::e4m3,
                                               .scales = ScaleSource::given};
 /// P and V in f16, which is that of the inputs.
 constexpr Quantization kComputedInHalf{.qk = QuantFormat::int8, .pv = QuantFormat::f16, .p_max = 1};
-constexpr std::string_view kFieldsThatMatterInHalf[] = {
-    "qk", "pv", "scales", "smooth_q", "smooth_v", "hadamard", "p_max", "p_step"};
+constexpr std::string_view kFieldsThatMatterInHalf[] = {"qk",       "pv",    "scales", "smooth_q",
+                                                        "hadamard", "p_max", "p_step"};
 /// Fields of q and k alone: what their scales are of is a parameter too.
 constexpr std::string_view kFieldsThatMatterToScores[] = {"qk", "scales", "smooth_q", "hadamard"};
 /// Sums are of two levels, whatever the recipe says: nothing stays in an accumulator for more than a tile.
 constexpr std::string_view kFieldsThatMatterToExponentials[] = {
-    "qk",       "pv",       "v_scales", "scales",   "smooth_q",
-    "smooth_v", "hadamard", "p_codes",  "row_sums", "p_step"};
+    "qk", "pv", "v_scales", "scales", "smooth_q", "hadamard", "p_codes", "row_sums", "p_step"};
 constexpr std::string_view kFieldsThatMatterToGivenScales[] = {"q_scales", "k_scales", "smooth_k",
-                                                               "block_kv"};
+                                                               "smooth_v", "block_kv"};
 
 /// All but those of eight bits, and how products are summed.
 constexpr std::string_view kFieldsThatMatterToFourBits[] = {

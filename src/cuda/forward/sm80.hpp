@@ -23,7 +23,7 @@ struct SpecText<TeamSpec> {
       FOVEA_SPEC_MEMBER(TeamSpec, holds_all_keys), FOVEA_SPEC_MEMBER(TeamSpec, multiplies_codes),
       FOVEA_SPEC_MEMBER(TeamSpec, sums_codes),     FOVEA_SPEC_MEMBER(TeamSpec, rounding),
       FOVEA_SPEC_MEMBER(TeamSpec, scale_tile),     FOVEA_SPEC_MEMBER(TeamSpec, takes_codes),
-      FOVEA_SPEC_MEMBER(TeamSpec, instructions)};
+      FOVEA_SPEC_MEMBER(TeamSpec, smooths_v),      FOVEA_SPEC_MEMBER(TeamSpec, instructions)};
 };
 
 /// A row of the table of candidates.

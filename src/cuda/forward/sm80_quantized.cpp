@@ -18,6 +18,11 @@ constexpr std::int64_t kMostHeadDim = 128;
 /// From there on tensor cores multiply e4m3.
 constexpr int kFirstThatSumsCodes = 89;
 
+/// Are values written anew before attention, as codes or without their mean?
+bool rounds_values(const Quantization& quant) {
+  return sums_codes(quant) || quant.smooth_v != Smoothing::none;
+}
+
 TeamSpec without_tile(const ForwardProblem& f) {
   TeamSpec spec{common_spec(f)};
   spec.multiplies_codes = true;
@@ -26,36 +31,56 @@ TeamSpec without_tile(const ForwardProblem& f) {
   spec.scale_tile = scale_tile_of(f.problem.quant);
   spec.takes_codes = are_codes(f.problem.q.dtype);
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk) / 2);
-  if (spec.sums_codes) spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
+  spec.smooths_v = f.problem.quant.smooth_v != Smoothing::none;
+  if (rounds_values(f.problem.quant))
+    spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));
   spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // codes are padded in memory
   return spec;
 }
 
-std::optional<Refusal> refuses_sums(const ForwardProblem& f, const DeviceTraits& device) {
+std::optional<Refusal> refuses_sums(const DeviceTraits& device) {
   if (device.compute_capability() < kFirstThatSumsCodes) {
     return Refusal{fmt::format(
         "quant.pv is e4m3 and compute capability {}.{}; expected 8.9 or above, whose tensor cores "
         "multiply e4m3",
         device.major, device.minor)};
   }
-  if (f.head_dim_v <= kMostHeadDim) return std::nullopt;
-  return Refusal{fmt::format("head_dim_v is {} beside quant.pv e4m3; expected at most {}",
-                             f.head_dim_v, kMostHeadDim)};
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses_values(const ForwardProblem& f) {
+  const Quantization& quant = f.problem.quant;
+  if (!rounds_values(quant)) return std::nullopt;
+  const std::string_view what =
+      sums_codes(quant) ? "quant.pv e4m3" : "quant.smooth_v, which writes them anew";
+  if (f.head_dim_v > kMostHeadDim)
+    return Refusal{fmt::format("head_dim_v is {} beside {}; expected at most {}", f.head_dim_v,
+                               what, kMostHeadDim)};
+  if (quant.smooth_v != Smoothing::none && f.problem.dropout.p > 0)
+    return Refusal{
+        "dropout beside quant.smooth_v, whose mean comes back times a sum of which nothing is "
+        "dropped"};
+  return std::nullopt;
 }
 
 std::size_t codes_at(const TeamSpec& spec, const ForwardProblem& f) {
   return part_bytes(static_cast<std::int64_t>(Sm80Forward::scratch_bytes(spec, f)));
 }
 
-/// Codes as rows of elements, two in each: [batch, heads, rows, width] in memory, packed [heads, rows, width].
-BshdParam pairs_of_codes(const std::int8_t* codes, const TeamSpec& spec, std::int64_t num_heads,
-                         std::int64_t rows) {
-  const std::int64_t width = spec.head_dim_qk;
-  return {.data = codes,
-          .batch_stride = spec.is_varlen ? 0 : num_heads * rows * width,
+/// Rows of elements: [batch, heads, rows, width] in memory, packed [heads, rows, width].
+BshdParam rows_of_heads(const void* data, std::int64_t width, std::int64_t num_heads,
+                        std::int64_t rows, bool is_packed) {
+  return {.data = data,
+          .batch_stride = is_packed ? 0 : num_heads * rows * width,
           .row_stride = width,
           .head_stride = rows * width,
           .col_stride = 1};
+}
+
+/// Codes, two in each element.
+BshdParam pairs_of_codes(const std::int8_t* codes, const TeamSpec& spec, std::int64_t num_heads,
+                         std::int64_t rows) {
+  return rows_of_heads(codes, spec.head_dim_qk, num_heads, rows, spec.is_varlen);
 }
 
 }  // namespace
@@ -76,8 +101,9 @@ std::optional<Refusal> Sm80ForwardQuantized::refuses(const ForwardProblem& f,
         fmt::format("head_dim_qk is {}; expected at most {}", f.head_dim_qk, kMostHeadDim)};
   }
   if (sums_codes(f.problem.quant)) {
-    if (auto refusal = refuses_sums(f, device)) return refusal;
+    if (auto refusal = refuses_sums(device)) return refusal;
   }
+  if (auto refusal = refuses_values(f)) return refusal;
   if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
   return std::nullopt;
 }
@@ -123,7 +149,10 @@ Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const
   p.k = pairs_of_codes(codes.k.codes, spec, p.num_heads_kv, is_packed ? p.total_kv : p.seqlen_kv);
   p.head_dim_qk = spec.head_dim_qk;
   p.is_q_aligned = 1;
-  p.is_kv_aligned = spec.sums_codes || is_aligned(args.v);
+  p.is_kv_aligned = rounds_values(f.problem.quant) || is_aligned(args.v);
+  if (launch.quantize.spec.centers_v)
+    p.v = rows_of_heads(codes.v.numbers, spec.head_dim_v, p.num_heads_kv,
+                        is_packed ? p.total_kv : p.seqlen_kv, is_packed);
   return launch;
 }
 

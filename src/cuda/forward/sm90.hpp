@@ -30,7 +30,8 @@ struct SpecText<Sm90ForwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, loads_by_cp_async),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, has_coarse_mask),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, multiplies_codes),
-                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, sums_codes)};
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, sums_codes),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, smooths_v)};
 };
 
 /// A call's parameters and grids; where they run is not known here.

@@ -84,6 +84,7 @@ Sm90ForwardSpec Sm90ForwardQuantized::choose(const ForwardProblem& f, const Devi
   Sm90ForwardSpec spec = choose_many_rows(f);
   spec.multiplies_codes = true;
   spec.sums_codes = sums_codes(f.problem.quant);
+  spec.smooths_v = f.problem.quant.smooth_v != Smoothing::none;
   // Not the narrower panels that 16-bit elements may have: 64 or 128 codes, and values beside them.
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));
   spec.head_dim_v = static_cast<std::int32_t>(panels_of(f.head_dim_v));

@@ -1,7 +1,7 @@
 // K and V rounded to eight bits before attention, and Q where attention reads codes of it. Tiles of V come before those
 // of Q and K: those wait for the mean of K, which a kernel before this one takes meanwhile; V waits too, where that one
-// takes scales of channels. Attention waits for this kernel only, whose tiles of K have waited for that one. Read
-// quantize_k.cuh, quantize_v.cuh and quantize_q.cuh, a tile each.
+// takes scales of channels, or V's mean. Attention waits for this kernel only, whose tiles of K have waited for that
+// one. Read quantize_k.cuh, quantize_v.cuh and quantize_q.cuh, a tile each.
 #pragma once
 
 #include "common/quantize_k.cuh"
@@ -17,9 +17,9 @@ template <QuantizeKvSpec spec>
 FOVEA_DEVICE void mean_of_keys(const QuantizeKvParams& p) {
   ptx::griddepcontrol_launch_dependents();  // they wait for the mean
   std::int32_t number = ptx::block_idx().x;
-  if constexpr (has_channel_scales(spec)) {
+  if constexpr (looks_at_values(spec)) {
     const std::int32_t num_heads = p.k.num_heads_kv * p.k.num_sequences;
-    if (number < num_heads) return QuantizeV<spec>{p.v}.run_scales_of(number);
+    if (number < num_heads) return QuantizeV<spec>{p.v}.run_look(number);
     number -= num_heads;
   }
   QuantizeK<spec>{p.k}.run_mean(number);

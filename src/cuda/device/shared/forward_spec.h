@@ -56,6 +56,7 @@ struct TeamSpec : ForwardSpec {
   std::int32_t scale_tile = 128;       // keys whose codes have scales of their own
   // The call's q, k and v are codes; `element` has the bits of their numbers.
   bool takes_codes = false;
+  bool smooths_v = false;  // V comes without its mean (quantize_v.h), codes or not
   Instructions instructions = Instructions::sm80;
 
   bool operator==(const TeamSpec&) const = default;
@@ -116,6 +117,7 @@ struct Sm90ForwardSpec : ForwardSpec {
   bool multiplies_codes = false;
   // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
   bool sums_codes = false;
+  bool smooths_v = false;  // codes of V are without its mean
 
   bool operator==(const Sm90ForwardSpec&) const = default;
 };

@@ -69,7 +69,7 @@ struct QuantizeKParams : RowsToRound {
   QuantizedParams beside;  // of codes; mean always
 };
 
-/// Threads of a CTA, and bytes of its shared memory: sums of the sample; what warps say of their keys.
+/// Threads of a CTA, and bytes of its shared memory: sums of keys or values; what warps say of their keys.
 inline constexpr std::int32_t kQuantizeThreads = 256;
 inline constexpr std::int32_t kMeanSharedBytes = kQuantizeThreads * 8 * 8;
 inline constexpr std::int32_t kQuantizeKSharedBytes = kQuantizeThreads / 32 * 8 * 2;

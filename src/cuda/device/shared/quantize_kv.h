@@ -26,6 +26,8 @@ struct QuantizeKvSpec {
   std::int32_t k_tile = kQuantizedTile;
   bool has_k_lanes = true;
   KeyMean key_mean = KeyMean::sample;
+  bool smooths_v = false;  // the mean of all keys is taken from V before it is rounded
+  bool centers_v = false;  // and nothing else is done to it: elements in the place of codes
   // Operands are codes of e4m3 already, which go to their places: Rounding::given, element bf16.
   bool takes_codes = false;
 
@@ -39,6 +41,14 @@ constexpr bool looks_at_sequences(const QuantizeKvSpec& spec) {
 }
 constexpr bool has_channel_scales(const QuantizeKvSpec& spec) {
   return spec.rounding == Rounding::lanes && spec.head_dim_v > 0;
+}
+constexpr bool looks_at_values(const QuantizeKvSpec& spec) {
+  return has_channel_scales(spec) || spec.smooths_v;
+}
+
+/// Elements, in the place of codes.
+constexpr bool writes_values(const QuantizeKvSpec& spec) {
+  return spec.head_dim_v > 0 && (spec.writes_numbers || spec.centers_v);
 }
 
 struct QuantizeKvParams {

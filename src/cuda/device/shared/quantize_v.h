@@ -4,6 +4,9 @@
 //
 // Or a scale of each channel, of all keys of a sequence; or one that the call gives, which is that of each tile then.
 //
+// Where V is smoothed, it is v - μ that is rounded, μ the mean of all keys of a sequence and head in each channel:
+// Σ p v = Σ p (v - μ) + μ Σ p, whose last term attention adds at the end.
+//
 // Tensor cores want operands of eight bits with their depth side by side, and the depth of P V are keys: V lies
 // transposed, a row of 128 codes for each channel of a tile. Keys are in the order in which a thread's scores become
 // its operand: it holds keys 2 l, 2 l + 1 of every eight, and wants four neighbours of every sixteen.
@@ -30,15 +33,17 @@ struct QuantizedValues {
   // [batch, num_heads_kv, num_tiles], packed without batch; of channels [num_sequences, num_heads_kv, head_dim of the
   // codes]
   const float* scales;
+  const float* mean;  // [num_sequences, num_heads_kv, head_dim of the codes], where V is smoothed
 };
 
 struct QuantizeVParams : RowsToRound {
   // [batch, num_heads_kv, num_tiles, head_dim of the codes, kQuantizedTile], packed without batch
   std::uint8_t* codes;
-  // Or elements: [batch, num_heads_kv, seqlen_kv, head_dim of the codes], packed [num_heads_kv, total_kv, head_dim]
+  // Or elements, those of what is left of V among them: [batch, num_heads_kv, seqlen_kv, head_dim of the codes], packed
+  // [num_heads_kv, total_kv, head_dim]
   std::uint16_t* numbers;
-  QuantizedValues beside;  // of codes
-  float v_max;             // the code of the greatest magnitude
+  QuantizedValues beside;
+  float v_max;  // the code of the greatest magnitude
 };
 
 /// A tile of codes is put together in shared memory; behind it the greatest magnitude of each warp.

@@ -155,10 +155,10 @@ template <TeamSpec spec>
 using Factors = float[Traits<spec>::kRowBlocks][2];
 
 /// Sums of the row's four threads; then lse and row_max. Each of the four finishes one of their rows, and shuffles its
-/// factor to the others.
+/// factor to the others. `shares`: of a row's weight, what its keys have, and not its sink; where V is smoothed.
 template <TeamSpec spec, class TileSums>
 FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass pass,
-                              Factors<spec>& factors) {
+                              Factors<spec>& factors, [[maybe_unused]] Factors<spec>& shares) {
   constexpr int kRows = 2 * Traits<spec>::kRowBlocks;
   const ForwardParams& p = end.team.p;
   constexpr bool kAreCodes = TileSums::kAreCodes;
@@ -186,6 +186,7 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass
     if constexpr (kAreCodes) row_max = ptx::fma_rn(kLn2, row_max, shift);
   }
   RowResult result = finish_row(row, unit, sink);
+  [[maybe_unused]] const float share = row.sum * result.factor;
   if constexpr (spec.sums_codes) result.factor *= unit_of_sum;
   if constexpr (spec.has_dropout) result.factor *= p.dropout_keep_scale;
   if (pass > Pass::finite) {
@@ -194,15 +195,40 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass
     r.store_values(result.lse, row.sum, finish_row_max(row_max, row.sum, unit));
   }
 #pragma unroll
-  for (int i = 0; i < kRows; ++i)
-    factors[i / 2][i % 2] = ptx::shfl_idx(result.factor, end.team.lane / 4 * 4 + i);
+  for (int i = 0; i < kRows; ++i) {
+    const int of_row = end.team.lane / 4 * 4 + i;
+    factors[i / 2][i % 2] = ptx::shfl_idx(result.factor, of_row);
+    if constexpr (spec.smooths_v) shares[i / 2][i % 2] = ptx::shfl_idx(share, of_row);
+  }
+}
+
+/// What was taken from values comes back to O, times what the row's probabilities sum to.
+template <TeamSpec spec, class TileSums>
+FOVEA_DEVICE void add_mean_of_values(const AtEnd<spec>& end, const Factors<spec>& shares,
+                                     TileSums& sums) {
+  using T = Traits<spec>;
+  const std::int64_t head =
+      std::int64_t{end.work.sequence.idx} * end.team.p.num_heads_kv + end.work.kv_head;
+  const float* const mean = sums.scores.codes.rounded->values.mean + head * spec.head_dim_v;
+#pragma unroll
+  for (int j = 0; j < T::kColBlocks; ++j) {
+    const auto pair =
+        ptx::ld_global(reinterpret_cast<const ptx::F32x2*>(mean + j * 8 + end.team.lane % 4 * 2));
+#pragma unroll
+    for (int i = 0; i < T::kRowBlocks; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& sum = sums.out[i][j][e];
+        sum = ptx::fma_rn(shares[i][e / 2], e % 2 == 0 ? pair.x : pair.y, sum);
+      }
+  }
 }
 
 template <TeamSpec spec, class TileSums>
 FOVEA_DEVICE void finish(const AtEnd<spec>& end, TileSums& sums, Pass pass) {
   using T = Traits<spec>;
-  Factors<spec> factors;
-  finish_rows(end, sums, pass, factors);
+  Factors<spec> factors, shares;
+  finish_rows(end, sums, pass, factors, shares);
   if constexpr (T::kHasChannelScales) {
     // Indicators have no scale, nor have rows of no sequence.
     if (pass <= Pass::finite && !end.work.sequence.is_trailing) sums.scale_columns(end.team);
@@ -213,6 +239,10 @@ FOVEA_DEVICE void finish(const AtEnd<spec>& end, TileSums& sums, Pass pass) {
     for (int j = 0; j < T::kColBlocks; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums.out[i][j][e] *= factors[i][e / 2];
+  if constexpr (spec.smooths_v) {
+    if (pass <= Pass::finite && !end.work.sequence.is_trailing)
+      add_mean_of_values(end, shares, sums);
+  }
   store_out(end, sums, pass);
 }
 

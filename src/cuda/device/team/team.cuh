@@ -53,6 +53,8 @@ struct Traits {
 
   static constexpr Sm80ForwardLayout kAt = sm80_forward_layout(spec);
   static constexpr int kWorkWords = sizeof(Work) / 8;
+  static_assert(!spec.smooths_v || (spec.multiplies_codes && !spec.has_dropout),
+                "the mean of V comes back times the row's sum, of which nothing is dropped");
   static_assert(sizeof(Work) == kSm80WorkBytes, "host and device count the same bytes");
 };
 

@@ -519,7 +519,6 @@ TEST(ForwardCandidates, RoundedExponentialsHaveTilesOfAllKeysTheyDependOn) {
             "quant.k_scales is tensor; expected block or thread");
   EXPECT_EQ(reason({}, "sage2,q_scales=tensor"),
             "quant.q_scales is tensor; expected block, warp, thread or token");
-  EXPECT_EQ(reason({}, "sage2,smooth_v=sequence"), "quant.smooth_v is sequence; expected none");
   EXPECT_EQ(reason({}, "sage2,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason({}, "sage2,row_sums=codes"), "quant.row_sums is codes; expected exact");
   EXPECT_EQ(reason({}, "fp8_static,scales=measured"), "quant.qk is e4m3; expected int8");
@@ -546,11 +545,39 @@ TEST(ForwardCandidates, HalvesAreMultipliedWhereInputsAreHalves) {
   EXPECT_EQ(reason({}, "sage1"),
             "quant.pv is f16 and v is bf16; expected v of f16, which is multiplied as it is");
   EXPECT_EQ(reason(half, "sage1,p_max=2"), "quant.p_max is 2; expected 1");
-  EXPECT_EQ(reason(half, "sage1,smooth_v=sequence"), "quant.smooth_v is sequence; expected none");
   EXPECT_EQ(
       reason(half, "int8"),
       "quant.pv is int8, which is for CPUs; expected none, f16 or e4m3: accurate has the same "
       "error on GPUs");
+}
+
+/// What V is rounded to makes no difference, nor whether it is.
+TEST(ForwardCandidates, MeansOfValuesAreTakenOffWhereverValuesAreWrittenAnew) {
+  const char* fast = "fast,smooth_v=sequence";
+  EXPECT_TRUE(chosen(with_recipe({}, fast), 9, 0).spec.as<Sm90ForwardSpec>().smooths_v);
+  EXPECT_FALSE(chosen(with_recipe({}, "fast"), 9, 0).spec.as<Sm90ForwardSpec>().smooths_v);
+  const Shape half{.dtype = Dtype::f16, .head_dim_v = 72};
+  for (const auto& [shape, recipe] : {std::pair{Shape{}, fast},
+                                      {Shape{}, "sage2,smooth_v=sequence"},
+                                      {half, "sage1,smooth_v=sequence"}}) {
+    const ForwardPlan plan = chosen(with_recipe(shape, recipe), 8, 9);
+    ASSERT_EQ(plan.candidate, kSm80Quantized) << recipe;
+    EXPECT_TRUE(plan.spec.as<TeamSpec>().smooths_v);
+    EXPECT_EQ(plan.spec->head_dim_v, 128) << "what is written anew is padded";
+  }
+  const auto reason = [](const Problem& problem) {
+    return reason_of(chosen(problem, 8, 9), kSm80Quantized);
+  };
+  EXPECT_EQ(reason(with_recipe({}, "fp8_static,smooth_v=sequence")),
+            "quant.smooth_v is sequence; expected none");
+  EXPECT_EQ(
+      reason(with_recipe({.dtype = Dtype::f16, .head_dim_v = 160}, "sage1,smooth_v=sequence")),
+      "head_dim_v is 160 beside quant.smooth_v, which writes them anew; expected at most 128");
+  Problem dropped = with_recipe({}, "sage2,smooth_v=sequence");
+  dropped.dropout.p = 0.1F;
+  EXPECT_EQ(reason(dropped),
+            "dropout beside quant.smooth_v, whose mean comes back times a sum of which nothing is "
+            "dropped");
 }
 
 /// q, k and v that are codes run where tensor cores multiply them, whatever out is.

@@ -382,7 +382,7 @@ struct Compute {
     begin_rows<false>(after);
     await_sums(last);
     if constexpr (!kFinishesEarly) output.finish_rows(tile, q_stage, last, Pass::all, factor);
-    output.finish(tile, q_stage, factor, sums.o, num_row_tiles, Pass::all);
+    output.finish(tile, q_stage, factor, last, sums.o, num_row_tiles, Pass::all);
   }
 
   /// O is finished beside the scores; they are issued behind the sums, for which nothing needs to be known of `after`.
@@ -399,7 +399,7 @@ struct Compute {
     output.finish_rows(tile, q_stage, rows, Pass::all, factor);
     ptx::wgmma_wait_group<1>();
     release_values();
-    output.finish(tile, q_stage, factor, sums.o, num_row_tiles, Pass::all);
+    output.finish(tile, q_stage, factor, rows, sums.o, num_row_tiles, Pass::all);
     ptx::wgmma_wait_group<0>();
     q.advance();
     release_keys();
@@ -433,7 +433,7 @@ struct Compute {
     if constexpr (!spec.sums_codes) output.finish_rows(tile, q_stage_of_last(), rows, pass, factor);
     await_sums(rows);
     if constexpr (spec.sums_codes) output.finish_rows(tile, q_stage_of_last(), rows, pass, factor);
-    output.finish(tile, q_stage_of_last(), factor, sums.o, num_row_tiles, pass);
+    output.finish(tile, q_stage_of_last(), factor, rows, sums.o, num_row_tiles, pass);
   }
 
   template <bool can_be_redo>

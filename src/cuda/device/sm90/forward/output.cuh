@@ -42,8 +42,12 @@ struct Output {
   /// O / l goes where Q lay. Each warp writes the 16 rows of Q that only it has read. In f32 it goes to O, or
   /// the partial states of a split. `number`: of the row tile in this CTA, from 1 on.
   FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const float (&factor)[2],
-                                  const Sums& o, std::uint32_t number, Pass pass) const {
+                                  const Rows& rows, Sums& o, std::uint32_t number,
+                                  Pass pass) const {
     report(o, factor, number, pass);
+    if constexpr (spec.smooths_v) {
+      if (!is_indicator(pass)) add_mean_of_values(tile, rows, o);
+    }
     if constexpr (T::kWritesSums) {
       write_sums(tile, o, factor, pass);
     } else {
@@ -56,6 +60,28 @@ struct Output {
 
  private:
   FOVEA_DEVICE_MEMBER const ForwardParams& common() const { return warp.cta.p.common; }
+
+  /// What was taken from values comes back, times what the row's probabilities sum to.
+  FOVEA_DEVICE_MEMBER void add_mean_of_values(const RowTile& tile, const Rows& rows,
+                                              Sums& o) const {
+    static_assert(Rows::kHasWholeSums && !spec.has_dropout);
+    const Work work = warp.work_of(tile);
+    if (work.sequence.is_trailing) return;
+    const std::int64_t head =
+        std::int64_t{work.sequence.idx} * common().num_heads_kv + work.kv_head;
+    const float* const mean =
+        warp.cta.p.values.mean + head * spec.head_dim_v + 2 * (warp.cta.lane % 4);
+#pragma unroll
+    for (int j = 0; j < spec.head_dim_v / 8; ++j) {
+      const auto pair = ptx::ld_global(reinterpret_cast<const ptx::F32x2*>(mean + 8 * j));
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float* const sums = o + 4 * j + 2 * r;
+        sums[0] = ptx::fma_rn(rows.sum[r], pair.x, sums[0]);
+        sums[1] = ptx::fma_rn(rows.sum[r], pair.y, sums[1]);
+      }
+    }
+  }
 
   /// What O is scaled by; writes lse and row_max.
   FOVEA_DEVICE_MEMBER float finish_row(const Row& row, int q_stage, int r, const Rows& done) const {
