@@ -203,7 +203,33 @@ TEST_P(GpuFeatures, EqualTheOracleWithRoundedOperandsInHalf) {
                               [&](const AttentionForward& args) { run_as({.major = 8}, args); });
 }
 
-/// Rows and keys that share scales otherwise, and other means: dense with grouped heads, packed, by elements.
+/// Dense with grouped heads, packed, by elements.
+std::vector<Case> layouts_by(std::string_view recipe) {
+  Case problem = plain_case(recipe.starts_with("sage1") ? Dtype::f16 : Dtype::bf16);
+  problem.quant = parse_quantization(recipe);
+  problem.label = recipe;
+  problem.seqlen_q = 270;
+  problem.seqlen_kv = 400;
+  problem.num_heads_q = 4;
+  problem.num_heads_kv = 2;
+  problem.head_dim_qk = problem.head_dim_v = 128;
+  problem.mask = causal();
+  problem.has_sinks = true;
+  Case packed = problem;
+  packed.label += " packed";
+  packed.sequences = {{0, 0}, {1, 1}, {140, 300}, {70, 0}, {0, 9}, {200, 128}, {3, 257}};
+  packed.trailing_rows = 3;
+  packed.head_dim_qk = packed.head_dim_v = 64;
+  Case by_elements = problem;
+  by_elements.label += " by elements";
+  by_elements.head_dim_qk = 29;
+  by_elements.layout = Layout::odd_offset;
+  by_elements.mask = {};
+  if (problem.quant.hadamard) by_elements.head_dim_qk = 28;  // an odd one has no pairs to mix
+  return {problem, packed, by_elements};
+}
+
+/// Rows and keys that share scales otherwise, and other means.
 TEST_F(Gpu, RecipesOfOtherGroups) {
   if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
   for (const std::string_view recipe :
@@ -213,29 +239,29 @@ TEST_F(Gpu, RecipesOfOtherGroups) {
         "sage1,row_sums=exact,accumulation=two_level", "sage1,q_scales=warp",
         "sage1,q_scales=thread,k_scales=thread,block_kv=128,smooth_k=none",
         "accurate,q_scales=block,k_scales=block,block_kv=64,smooth_k=sequence"}) {
-    Case problem = plain_case(recipe.starts_with("sage1") ? Dtype::f16 : Dtype::bf16);
-    problem.quant = parse_quantization(recipe);
-    problem.label = recipe;
-    problem.seqlen_q = 270;
-    problem.seqlen_kv = 400;
-    problem.num_heads_q = 4;
-    problem.num_heads_kv = 2;
-    problem.head_dim_qk = problem.head_dim_v = 128;
-    problem.mask = causal();
-    problem.has_sinks = true;
-    Case packed = problem;
-    packed.label += " packed";
-    packed.sequences = {{0, 0}, {1, 1}, {140, 300}, {70, 0}, {0, 9}, {200, 128}, {3, 257}};
-    packed.trailing_rows = 3;
-    packed.head_dim_qk = packed.head_dim_v = 64;
-    Case by_elements = problem;
-    by_elements.label += " by elements";
-    by_elements.head_dim_qk = 29;
-    by_elements.layout = Layout::odd_offset;
-    by_elements.mask = {};
-    for (const Case& each : {problem, packed, by_elements}) {
+    for (const Case& each : layouts_by(recipe)) {
       expect_kernel_equals_oracle(
           each, [&](const AttentionForward& args) { run_as({.major = 8, .minor = 9}, args); });
+    }
+  }
+}
+
+/// Rows that are rotated and values without their mean, by mma.sync and, where it takes them, by Hopper's own kernel.
+TEST_F(Gpu, RecipesOfRotationsAndMeansOfValues) {
+  if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
+  for (const std::string_view recipe :
+       {"accurate,hadamard=yes", "fast,hadamard=yes", "fast,smooth_v=sequence",
+        "fast,smooth_v=sequence,hadamard=yes", "sage2,smooth_v=sequence,hadamard=yes",
+        "sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25,smooth_v=sequence",
+        "sage1,smooth_v=sequence", "fp8_static,hadamard=yes"}) {
+    for (const Case& each : layouts_by(recipe)) {
+      for (const Generation& generation : generations_of_e4m3()) {
+        SCOPED_TRACE(
+            fmt::format("as compute capability {}.{}", generation.major, generation.minor));
+        expect_kernel_equals_oracle(
+            each, [&](const AttentionForward& args) { run_as(generation, args); },
+            lse_error_of(generation));
+      }
     }
   }
 }

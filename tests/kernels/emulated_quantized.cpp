@@ -78,6 +78,12 @@ consteval QuantizeKvSpec centered(QuantizeKvSpec spec, std::int32_t head_dim_v) 
   return spec;
 }
 
+/// Whose rows of Q and K are rotated.
+consteval QuantizeKvSpec rotated(QuantizeKvSpec spec) {
+  spec.rotates = true;
+  return spec;
+}
+
 /// Of recipes that have other groups than `accurate` and `fast`, or other codes: those that cases want.
 template <class Run, QuantizeKvSpec... specs>
 bool is_one_of(const QuantizeKvSpec& spec, const Run& run) {
@@ -111,7 +117,16 @@ bool has_named_rounding(const QuantizeKvSpec& spec, const Run& run) {
       smooth({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 64}),
       smooth({.element = kBf16, .head_dim_qk = 64, .head_dim_v = 64, .is_packed = true}),
       centered(with_groups(of_rounding(rows, kF16, 64, 0, true), kBlocks), 64),
-      centered(with_groups(of_rounding(rows, kF16, 64, 0), kBlocks), 64)>(spec, run);
+      centered(with_groups(of_rounding(rows, kF16, 64, 0), kBlocks), 64),
+      rotated(for_sm80({.element = kBf16, .head_dim_qk = 128})),
+      rotated(for_sm80({.element = kBf16, .head_dim_qk = 64})),
+      rotated(for_sm80({.element = kBf16, .head_dim_qk = 64, .is_packed = true})),
+      rotated(of_rounding(lanes, kF16, 64, 64)), rotated(of_rounding(given, kBf16, 128, 128)),
+      rotated(with_groups(of_rounding(lanes, kBf16, 128, 128), {32, 8, 64, true, all})),
+      rotated(smooth(for_sm80({.element = kF16, .head_dim_qk = 64, .head_dim_v = 64}))),
+      rotated({.element = kBf16, .head_dim_qk = 128}),
+      rotated(smooth({.element = kBf16, .head_dim_qk = 64, .head_dim_v = 64, .is_packed = true}))>(
+      spec, run);
 }
 
 /// run.operator()<spec>() of the spec, which is a constant there.
@@ -119,7 +134,7 @@ template <class Run>
 void with_spec(const QuantizeKvSpec& spec, const Run& run) {
   if (has_named_rounding(spec, run)) return;
   if (spec.rounding != Rounding::rows || spec.q_span > 1 || spec.k_tile != kQuantizedTile ||
-      spec.smooths_v)
+      spec.smooths_v || spec.rotates)
     throw std::out_of_range("no such rounding");
   const auto of_element = [&]<Element element>() {
     const auto of_width = [&]<std::int32_t head_dim>() {

@@ -142,6 +142,28 @@ std::vector<Case> cases_of_means() {
   return cases;
 }
 
+/// Rows that are rotated before they are rounded: all their channels are mixed, those of eight, and beside values
+/// without their mean.
+std::vector<Case> cases_of_rotations() {
+  Case causal_128 = base_case("rotated_causal_d128", 128);
+  causal_128.mask = causal();
+  causal_128.wants_row_max = true;
+  causal_128.has_sinks = true;
+  Case padded = base_case("rotated_padded", 72);
+  padded.head_dim_v = 40;
+  padded.out_dtype = Dtype::f32;
+  for (Case* problem : {&causal_128, &padded})
+    problem->quant = parse_quantization("accurate,hadamard=yes");
+  std::vector<Case> cases{causal_128, padded};
+  for (Case& smooth : cases_of_means()) {
+    if (smooth.label != "smooth_packed") continue;
+    smooth.label = "rotated_packed";
+    smooth.quant.hadamard = true;
+    cases.push_back(std::move(smooth));
+  }
+  return cases;
+}
+
 }  // namespace
 
 std::vector<Case> hopper_quantized_cases() {
@@ -208,6 +230,7 @@ std::vector<Case> hopper_quantized_cases() {
   cases.push_back(heavy);
   std::ranges::copy(coded_cases(), std::back_inserter(cases));
   std::ranges::copy(cases_of_means(), std::back_inserter(cases));
+  std::ranges::copy(cases_of_rotations(), std::back_inserter(cases));
   return cases;
 }
 

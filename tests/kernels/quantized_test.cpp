@@ -29,11 +29,6 @@
 namespace fovea::testing {
 namespace {
 
-const Quantization& accurate() {
-  static const Quantization recipe = parse_quantization("accurate");
-  return recipe;
-}
-
 Case case_named(const std::string& label) {
   const std::vector<Case> cases = hopper_quantized_cases();
   return *std::ranges::find(cases, label, &Case::label);
@@ -156,8 +151,9 @@ void expect_given_products(Case problem, Runner run, const cuda::DeviceTraits& d
 
 TEST(EmulatedQuantized, RowsThatAreNotFiniteAreMultipliedAsGiven) {
   // The last two meet them where no maximum is taken.
-  for (const char* label : {"quantized_causal_d64", "quantized_softcap", "coded_causal_d128",
-                            "coded_softcap", "coded_full_d128", "quantized_full_d64"})
+  for (const char* label :
+       {"quantized_causal_d64", "quantized_softcap", "coded_causal_d128", "rotated_causal_d128",
+        "coded_softcap", "coded_full_d128", "quantized_full_d64"})
     expect_given_products(case_named(label), run_quantized, sectioned_hopper());
 }
 
@@ -289,6 +285,53 @@ TEST(EmulatedSm80Quantized, MeansOfValuesAreTakenOffAndGivenBack) {
   }
 }
 
+/// Attention itself knows nothing of a rotation, so the kernels of other cases compute it, whatever their recipe.
+TEST(EmulatedSm80Quantized, RotatedRowsEqualTheOracle) {
+  for (const char* label : {"rounded_causal_d128", "rounded_packed", "rounded_padded",
+                            "rounded_few", "rounded_by_elements", "lanes_full_d64", "given_few",
+                            "groups_threads", "smooth_rows_full_d64"}) {
+    Case problem = sm80_case_named(label);
+    problem.quant.hadamard = true;
+    if (problem.head_dim_qk % 2 != 0) problem.head_dim_qk = 28;  // four are mixed
+    Emulation emulation;
+    emulation.options = {.seed = first_seed() + 1};
+    expect_sm80_equals_oracle(problem, rounding_device(problem.quant), emulation);
+    EXPECT_EQ(emulation.findings, "") << label;
+  }
+}
+
+/// One channel of q and one of k stand far above all others, of either sign.
+void expect_outliers_spread(const Case& problem, Runner run, const cuda::DeviceTraits& device) {
+  SCOPED_TRACE(problem.label);
+  CaseMemory memory(problem);
+  const auto number = [](std::uint64_t i) {
+    const std::uint64_t bits = i * 0x9e3779b97f4a7c15U;
+    return static_cast<double>((bits ^ bits >> 29U) % 2001) / 1000 - 1;
+  };
+  const auto fill = [&](GuardedTensor& tensor, std::int64_t outlier, std::uint64_t seed) {
+    tensor.fill([&](std::int64_t i) {
+      const double x = number(static_cast<std::uint64_t>(i) + seed);
+      return i % problem.head_dim_qk == outlier ? 10 * x : x;
+    });
+  };
+  fill(memory.q, 9, 1 << 20U);
+  fill(memory.k, 3, 1 << 24U);
+  memory.poison_outputs();
+  Quantization without = problem.quant;
+  without.hadamard = false;
+  expect_nearer(memory.args(), problem, run, device, {print(without), 2});
+}
+
+TEST(EmulatedQuantized, RotationSpreadsOutliers) {
+  expect_outliers_spread(case_named("rotated_causal_d128"), run_quantized, sectioned_hopper());
+}
+
+TEST(EmulatedSm80Quantized, RotationSpreadsOutliers) {
+  Case problem = sm80_case_named("rounded_full_d128");
+  problem.quant.hadamard = true;
+  expect_outliers_spread(problem, run_sm80_quantized, rounding_device(problem.quant));
+}
+
 /// What the kernel before attention leaves of an operand, and what the library's own quantisers do.
 struct Rounded {
   std::vector<std::int8_t> codes;
@@ -352,14 +395,14 @@ class Codes : public ::testing::TestWithParam<const char*> {
   /// Scales of rows that are not rounded are 0 here, and of no use there.
   [[nodiscard]] Rounded queries_by_cpu(std::int64_t width, const cuda::QuantizedRow* beside) const {
     const TensorView& q = args_.q;
-    const std::int64_t groups = num_q_scales(accurate(), q.size(1));
+    const std::int64_t groups = num_q_scales(args_.quant, q.size(1));
     Rounded r{std::vector<std::int8_t>(
                   static_cast<std::size_t>(q.size(0) * q.size(1) * q.size(2) * width)),
               std::vector<float>(static_cast<std::size_t>(q.size(0) * q.size(2) * groups))};
     quantize_q({.q = q,
                 .codes = codes_of(r.codes.data(), q, width),
                 .scales = view(r.scales.data(), {q.size(0), q.size(2), groups}),
-                .quant = accurate()});
+                .quant = args_.quant});
     for (std::size_t i = 0; i < r.scales.size(); ++i) {
       if (beside[i].scale == 0) r.scales[i] = 0;
     }
@@ -368,7 +411,7 @@ class Codes : public ::testing::TestWithParam<const char*> {
 
   [[nodiscard]] Rounded keys_by_cpu(std::int64_t width) const {
     const TensorView& k = args_.k;
-    const std::int64_t groups = num_k_scales(accurate(), k.size(1));
+    const std::int64_t groups = num_k_scales(args_.quant, k.size(1));
     Rounded r{std::vector<std::int8_t>(
                   static_cast<std::size_t>(k.size(0) * k.size(1) * k.size(2) * width)),
               std::vector<float>(static_cast<std::size_t>(k.size(0) * k.size(2) * groups))};
@@ -377,7 +420,7 @@ class Codes : public ::testing::TestWithParam<const char*> {
                 .codes = codes_of(r.codes.data(), k, width),
                 .scales = view(r.scales.data(), {k.size(0), k.size(2), groups}),
                 .mean = view(mean.data(), {k.size(0), k.size(2), k.size(3)}),
-                .quant = accurate()});
+                .quant = args_.quant});
     return r;
   }
 
@@ -426,7 +469,8 @@ TEST_P(Codes, OfQueriesTooAreThoseOfTheCpu) {
 
 INSTANTIATE_TEST_SUITE_P(All, Codes,
                          ::testing::Values("quantized_full_d128", "quantized_causal_d64",
-                                           "quantized_padded"),
+                                           "quantized_padded", "rotated_causal_d128",
+                                           "rotated_padded"),
                          [](const auto& each) { return std::string(each.param); });
 
 /// Whichever rows and keys share a scale.
@@ -504,10 +548,17 @@ TEST_P(ValueCodes, AreThoseOfTheCpuTransposed) {
   const std::vector<double> given = values_of(v);  // row-major, as codes of the CPU are
   std::vector<std::uint8_t> codes(given.size());
   std::vector<float> scales(static_cast<std::size_t>(v.size(0) * heads * tiles * width));
+  std::vector<float> mean(static_cast<std::size_t>(v.size(0) * heads * width));
+  const bool has_mean = args_.quant.smooth_v != Smoothing::none;
   quantize_v({.v = v,
               .codes = view(codes.data(), {v.size(0), v.size(1), heads, width}),
               .scales = view(scales.data(), {v.size(0), heads, tiles, width}),
+              .mean = has_mean ? view(mean.data(), {v.size(0), heads, width}) : Float32View{},
               .quant = args_.quant});
+  for (std::size_t i = 0; has_mean && i < mean.size(); ++i) {
+    const auto channel = static_cast<std::int64_t>(i) % width;
+    ASSERT_EQ(p.beside.mean[static_cast<std::int64_t>(i) / width * head_dim + channel], mean[i]);
+  }
   std::int64_t num_nan = 0;
   for (std::int64_t list = 0; list < v.size(0) * heads * tiles; ++list) {
     const std::int64_t batch = list / tiles / heads, head = list / tiles % heads;
@@ -531,7 +582,8 @@ TEST_P(ValueCodes, AreThoseOfTheCpuTransposed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ValueCodes,
-                         ::testing::Values("coded_full_d128", "coded_full_d64", "coded_padded"),
+                         ::testing::Values("coded_full_d128", "coded_full_d64", "coded_padded",
+                                           "smooth_full_d128", "smooth_padded"),
                          [](const auto& each) { return std::string(each.param); });
 
 }  // namespace

@@ -4,17 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/forward/quantized_recipe.hpp"
 #include "cuda/params/tensor_params.hpp"
+#include "quant/hadamard.hpp"
 
 namespace fovea::cuda {
 namespace {
 
 /// CTAs of an SM: enough bytes of loads are under way then to keep memory busy. Rows by elements take registers of the
-/// third.
+/// third, and so do rows that are rotated.
 constexpr int kCtasPerSm = 3;
-constexpr int kCtasPerSmOfElements = 2;
+constexpr int kFewerCtasPerSm = 2;
 
 /// Rows and tiles of a head, and lists of tiles: packed sequences have one. Of the problem, bounds of those of a call.
 /// Where there are none there is a row all the same: maps have no empty tensors.
@@ -111,6 +113,17 @@ RowsToRound rows_to_round(const BshdParam& x, std::int32_t head_dim, const Forwa
           .scales = {}};
 }
 
+/// Of rows of the problem.
+RotationParams rotation_of(std::int32_t head_dim) {
+  RotationParams rotation{};
+  rotation.block = static_cast<std::int32_t>(quant::hadamard_block(head_dim));
+  rotation.factor = 1 / std::sqrt(static_cast<float>(rotation.block));
+  for (std::int32_t channel = 0; channel < head_dim; ++channel)
+    if (quant::is_flipped(channel))
+      rotation.flipped[channel / 8] |= static_cast<std::uint8_t>(1U << channel % 8);
+  return rotation;
+}
+
 QuantizeQParams query_params(const ForwardParams& call, const Counts& counts, std::byte* codes,
                              std::byte* rows) {
   return {.q = call.q,
@@ -140,6 +153,7 @@ QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention) {
           .head_dim_qk = attention.head_dim_qk,
           .head_dim_v = attention.sums_codes ? attention.head_dim_v : 0,
           .is_packed = attention.is_varlen,
+          .rotates = attention.rotates,
           .smooths_v = attention.smooths_v};
 }
 
@@ -157,6 +171,7 @@ QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& q
           .k_tile = attention.scale_tile,
           .has_k_lanes = quant.k_scales != ScaleGranularity::block,
           .key_mean = key_mean_of(quant),
+          .rotates = quant.hadamard,
           .smooths_v = attention.smooths_v,
           .centers_v = attention.smooths_v && !attention.sums_codes,
           .takes_codes = attention.takes_codes};
@@ -171,11 +186,12 @@ QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {
           .rounds_q = true,
           .reads_elements = true,
           .writes_numbers = true,
+          .rotates = f.problem.quant.hadamard,
           .smooths_v = f.problem.quant.smooth_v != Smoothing::none};
 }
 
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec) {
-  const int ctas_per_sm = spec.reads_elements ? kCtasPerSmOfElements : kCtasPerSm;
+  const int ctas_per_sm = spec.reads_elements || spec.rotates ? kFewerCtasPerSm : kCtasPerSm;
   PlannedKernels kernels;
   if (looks_at_sequences(spec))
     kernels.push_back({KernelRole::key_mean, text_of("mean_of_keys", 1, spec)});
@@ -205,7 +221,8 @@ QuantizeKvLaunch quantize_kv_launch(const QuantizeKvSpec& spec, const ForwardPro
   k.numbers = reinterpret_cast<std::uint16_t*>(base + at.k_codes);
   k.beside = {.keys = reinterpret_cast<const QuantizedKeys*>(base + at.keys),
               .mean = reinterpret_cast<const float*>(base + at.mean),
-              .num_tiles = num_tiles};
+              .num_tiles = num_tiles,
+              .rotation = spec.rotates ? rotation_of(call.head_dim_qk) : RotationParams{}};
   QuantizeVParams& v = launch.params.v;
   static_cast<RowsToRound&>(v) = rows_to_round(call.v, call.head_dim_v, call, num_tiles);
   v.codes = reinterpret_cast<std::uint8_t*>(base + at.v_codes);

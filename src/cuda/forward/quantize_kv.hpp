@@ -34,6 +34,7 @@ struct SpecText<QuantizeKvSpec> {
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, k_tile),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, has_k_lanes),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, key_mean),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, rotates),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, smooths_v),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, centers_v),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, takes_codes)};

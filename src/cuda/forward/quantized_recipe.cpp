@@ -21,8 +21,8 @@ constexpr Quantization kComputed{.qk = QuantFormat::int8,
                                  .k_scales = ScaleGranularity::thread,
                                  .smooth_k = Smoothing::sample,
                                  .block_kv = kQuantizedTile};
-constexpr std::string_view kFieldsThatMatter[] = {
-    "qk", "pv", "q_scales", "k_scales", "scales", "smooth_q", "smooth_k", "hadamard", "block_kv"};
+constexpr std::string_view kFieldsThatMatter[] = {"qk",     "pv",       "q_scales", "k_scales",
+                                                  "scales", "smooth_q", "smooth_k", "block_kv"};
 
 /// And where they are codes of e4m3.
 constexpr Quantization kComputedSums = [] {
@@ -49,13 +49,13 @@ constexpr Quantization kComputedByGivenScales{.qk = QuantFormat::e4m3,
                                               .scales = ScaleSource::given};
 /// P and V in f16, which is that of the inputs.
 constexpr Quantization kComputedInHalf{.qk = QuantFormat::int8, .pv = QuantFormat::f16, .p_max = 1};
-constexpr std::string_view kFieldsThatMatterInHalf[] = {"qk",       "pv",    "scales", "smooth_q",
-                                                        "hadamard", "p_max", "p_step"};
+constexpr std::string_view kFieldsThatMatterInHalf[] = {"qk",       "pv",    "scales",
+                                                        "smooth_q", "p_max", "p_step"};
 /// Fields of q and k alone: what their scales are of is a parameter too.
-constexpr std::string_view kFieldsThatMatterToScores[] = {"qk", "scales", "smooth_q", "hadamard"};
+constexpr std::string_view kFieldsThatMatterToScores[] = {"qk", "scales", "smooth_q"};
 /// Sums are of two levels, whatever the recipe says: nothing stays in an accumulator for more than a tile.
 constexpr std::string_view kFieldsThatMatterToExponentials[] = {
-    "qk", "pv", "v_scales", "scales", "smooth_q", "hadamard", "p_codes", "row_sums", "p_step"};
+    "qk", "pv", "v_scales", "scales", "smooth_q", "p_codes", "row_sums", "p_step"};
 constexpr std::string_view kFieldsThatMatterToGivenScales[] = {"q_scales", "k_scales", "smooth_k",
                                                                "smooth_v", "block_kv"};
 

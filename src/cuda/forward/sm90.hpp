@@ -31,6 +31,7 @@ struct SpecText<Sm90ForwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, has_coarse_mask),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, multiplies_codes),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, sums_codes),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, rotates),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, smooths_v)};
 };
 

@@ -18,6 +18,10 @@ constexpr std::int32_t kRowsOfGroup = 64;
 /// Rows of codes are one panel of 128 bytes.
 constexpr std::int64_t kMostHeadDim = 128;
 
+/// Wider rows of Q are held in registers that sums of codes do not leave: ptxas spills up to 360 bytes, some of them in
+/// loops.
+constexpr std::int64_t kMostRotatedBesideSums = 64;
+
 /// Where it was measured to be faster than our 16 bits, rounding included: so many queries and keys, and head dims that
 /// have no narrower tile in 16 bits. docs/kernels/attention_quantized_sm90.md.
 constexpr std::int64_t kFewestToPay = 16384;
@@ -50,6 +54,13 @@ std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
   if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
   if (auto refusal = refuses_many_rows(without_recipe(f), device)) return refusal;
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
+  const std::int64_t widest = std::max(f.head_dim_qk, f.head_dim_v);
+  if (sums_codes(f.problem.quant) && f.problem.quant.hadamard && widest > kMostRotatedBesideSums) {
+    return Refusal{
+        fmt::format("quant.hadamard beside quant.pv e4m3 and a head dim of {}; expected at most "
+                    "{}, whose rows leave registers for sums",
+                    widest, kMostRotatedBesideSums)};
+  }
   if (sums_codes(f.problem.quant) && f.problem.dropout.p > 0)
     return Refusal{"dropout beside quant.pv e4m3, whose row sums are of what is multiplied"};
   if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
@@ -84,6 +95,7 @@ Sm90ForwardSpec Sm90ForwardQuantized::choose(const ForwardProblem& f, const Devi
   Sm90ForwardSpec spec = choose_many_rows(f);
   spec.multiplies_codes = true;
   spec.sums_codes = sums_codes(f.problem.quant);
+  spec.rotates = f.problem.quant.hadamard;
   spec.smooths_v = f.problem.quant.smooth_v != Smoothing::none;
   // Not the narrower panels that 16-bit elements may have: 64 or 128 codes, and values beside them.
   spec.head_dim_qk = static_cast<std::int32_t>(panels_of(f.head_dim_qk));

@@ -27,6 +27,16 @@ consteval QuantizeKvSpec numbers(Element element, std::int32_t head_dim_qk, std:
           .writes_numbers = true};
 }
 
+/// Of rows that are rotated, and values without their mean.
+consteval QuantizeKvSpec both(QuantizeKvSpec spec) {
+  spec.rotates = spec.smooths_v = true;
+  return spec;
+}
+consteval QuantizeKvSpec rotated(QuantizeKvSpec spec) {
+  spec.rotates = true;
+  return spec;
+}
+
 template <QuantizeKvSpec spec>
 constexpr EmulatedRounding rounding() {
   return {spec, mean_of_keys<spec>, quantize_kv<spec>};
@@ -37,7 +47,11 @@ constexpr EmulatedRounding kRoundings[] = {rounding<numbers(Element::bf16, 64, 0
                                            rounding<numbers(Element::bf16, 64, 0, true)>(),
                                            rounding<numbers(Element::bf16, 64, 64, true)>(),
                                            rounding<numbers(Element::f16, 64, 64)>(),
-                                           rounding<numbers(Element::bf16, 128, 128)>()};
+                                           rounding<numbers(Element::bf16, 128, 128)>(),
+                                           rounding<rotated(numbers(Element::bf16, 128, 0))>(),
+                                           rounding<rotated(numbers(Element::f16, 64, 0))>(),
+                                           rounding<both(numbers(Element::bf16, 64, 64, true))>(),
+                                           rounding<both(numbers(Element::f16, 64, 64))>()};
 
 }  // namespace
 }  // namespace fovea::cuda

@@ -17,10 +17,14 @@
 // KeyMean::all takes that of all keys, by the same kernel, KeyMean::none zeros. Keys of each half of a tile may have
 // scales of their own, or all keys of a part one. Rounding::given subtracts nothing, codes are e4m3.
 //
+// Rows may be rotated once their mean is taken off (hadamard.cuh): twice, for the scale and for codes, as all else is
+// done to them twice.
+//
 // Bound: memory, 3 bytes an element.
 #pragma once
 
 #include "common/element_pair.cuh"
+#include "common/hadamard.cuh"
 #include "common/head_tiles.cuh"
 #include "common/passes.cuh"
 #include "common/round_to_codes.cuh"
@@ -141,6 +145,26 @@ struct QuantizeK {
       const auto four = ptx::ld_global(reinterpret_cast<const ptx::F32x4*>(from + 4 * i));
       mean[4 * i] = four.x, mean[4 * i + 1] = four.y;
       mean[4 * i + 2] = four.z, mean[4 * i + 3] = four.w;
+    }
+  }
+
+  /// Of a row, this thread's channels; all lanes of the row come here.
+  FOVEA_DEVICE_MEMBER void rotate_row(EightNumbers& x) const {
+    if constexpr (spec.rotates) rotate<kLanes>(p.beside.rotation, channel / 8, x);
+  }
+
+  /// The numbers that a row's codes stand for, with what was subtracted before, as elements; likewise.
+  FOVEA_DEVICE_MEMBER ptx::U32x4 numbers_of_row(ptx::U32x2 codes, float scale,
+                                                const EightNumbers& mean) const {
+    if constexpr (!spec.rotates) {
+      return elements_of_codes<spec.element>(codes, scale, mean);
+    } else {
+      EightNumbers x;
+      unpack_codes(codes, scale, x);
+      rotate_back<kLanes>(p.beside.rotation, channel / 8, x);
+#pragma unroll
+      for (int d = 0; d < 8; ++d) x[d] = limited<spec.element>(ptx::add_rn(x[d], mean[d]));
+      return elements_of<spec.element>(x);
     }
   }
 
@@ -265,15 +289,16 @@ struct QuantizeK {
       const bool is_rounded = (group.unrounded >> (of_part / 8 * 2 + of_part % 2) & 1U) == 0;
       EightNumbers x;
       smooth(rows, tile, step, chunks[step], !is_rounded, mean, x);
-      if (tile.begin + of_tile < rows.count) {
+      const bool exists = tile.begin + of_tile < rows.count;
+      if constexpr (spec.writes_numbers) {
         const ptx::U32x2 codes = codes_of<kCodes>(x, reciprocals[part_of(step)]);
-        if constexpr (spec.writes_numbers) {
-          const auto numbers = elements_of_codes<spec.element>(codes, ptx::abs(group.scale), mean);
+        const ptx::U32x4 numbers = numbers_of_row(codes, ptx::abs(group.scale), mean);
+        if (exists)
           ptx::st_global(reinterpret_cast<ptx::U32x4*>(to + of_tile * kHeadDim),
                          is_rounded ? numbers : chunks[step]);
-        } else {
-          ptx::st_global(reinterpret_cast<ptx::U32x2*>(to + of_tile * kHeadDim), codes);
-        }
+      } else if (exists) {
+        ptx::st_global(reinterpret_cast<ptx::U32x2*>(to + of_tile * kHeadDim),
+                       codes_of<kCodes>(x, reciprocals[part_of(step)]));
       }
     }
     if constexpr (!spec.writes_numbers) write_groups(tile, groups);
@@ -305,7 +330,7 @@ struct QuantizeK {
       ptx::st_global(to + part * kScalesOfTile + warp, groups[part]);
   }
 
-  /// Keys less their mean; zeros in the place of those that are not rounded, or that there are not.
+  /// Keys less their mean, rotated; zeros in the place of those that are not rounded, or that there are not.
   FOVEA_DEVICE_MEMBER void smooth(const Rows& rows, const HeadTile& tile, int step,
                                   const ptx::U32x4& chunk, bool is_unrounded,
                                   const EightNumbers& mean, EightNumbers& x) const {
@@ -313,6 +338,7 @@ struct QuantizeK {
     unpack<spec.element>(chunk, x);
 #pragma unroll
     for (int d = 0; d < 8; ++d) x[d] = is_none ? 0.0F : ptx::add_rn(x[d], -mean[d]);
+    rotate_row(x);
   }
 
   /// Keys of a lane are two warps', all keys of a part all warps'.

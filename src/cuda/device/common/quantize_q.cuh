@@ -7,7 +7,8 @@
 // greatest magnitudes meet in shared memory. Rounding::given: codes are e4m3, by the scale of the sequence and kv head.
 //
 // A CTA takes 128 rows of one head. They lie in its lanes as keys do, so that a row is some neighbours'. Nothing is
-// subtracted; beside the codes of a row is q · μ, which its scores lack. Numbers lack nothing.
+// subtracted; beside the codes of a row is q · μ, which its scores lack: of the row as given, rotated or not. Numbers
+// lack nothing.
 #pragma once
 
 #include "common/head_tiles.cuh"
@@ -65,11 +66,10 @@ struct QuantizeQ {
         beside.scale = ptx::ld_shared<float>(scale_at(keys.row_of(step)));
       const ptx::U32x2 codes = codes_of<Keys::kCodes>(x, factor_of_codes<spec>(beside.scale));
       const std::int32_t row = tile.begin + keys.row_of(step);
-      if (row >= rows.count) continue;
       if constexpr (spec.writes_numbers) {
-        const auto numbers = elements_of_codes<spec.element>(codes, beside.scale, mean);
-        store(tile.row + row, is_rounded ? numbers : chunks[step]);
-      } else {
+        const ptx::U32x4 numbers = keys.numbers_of_row(codes, beside.scale, mean);
+        if (row < rows.count) store(tile.row + row, is_rounded ? numbers : chunks[step]);
+      } else if (row < rows.count) {
         store(tile.row + row, codes, {is_rounded ? beside.scale : 0.0F, beside.of_mean});
       }
     }
@@ -95,6 +95,7 @@ struct QuantizeQ {
     for (int step = 0; step < Keys::kSteps; ++step) {
       EightNumbers x;
       unpack_finite(chunks[step], x);
+      keys.rotate_row(x);
       float greatest = greatest_of(x);
 #pragma unroll
       for (int apart = 1; apart < Keys::kLanes; apart *= 2)
@@ -113,11 +114,12 @@ struct QuantizeQ {
     ptx::sync_threads();
   }
 
-  /// Of the row whose channels this lane and its neighbours hold, with a scale of its own.
-  FOVEA_DEVICE QuantizedRow beside_of(const EightNumbers& x, const EightNumbers& mean) {
+  /// Of the row whose channels this lane and its neighbours hold, with a scale of its own. x becomes what is rounded.
+  FOVEA_DEVICE_MEMBER QuantizedRow beside_of(EightNumbers& x, const EightNumbers& mean) const {
     float of_mean = 0;
 #pragma unroll
     for (int d = 0; d < 8; ++d) of_mean = ptx::fma_rn(x[d], mean[d], of_mean);
+    keys.rotate_row(x);
     float greatest = greatest_of(x);
 #pragma unroll
     for (int apart = 1; apart < Keys::kLanes; apart *= 2) {

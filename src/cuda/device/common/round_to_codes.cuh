@@ -74,17 +74,23 @@ FOVEA_DEVICE float limited(float x) {
   return ptx::min_ftz(ptx::max_ftz(x, -kGreatest), kGreatest);
 }
 
-/// The numbers that codes stand for, with what was subtracted before, as elements: one rounding to f32, and theirs.
+/// The numbers that codes stand for.
+FOVEA_DEVICE void unpack_codes(ptx::U32x2 codes, float scale, EightNumbers& x) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const FourNumbers four = numbers_of_int8(half == 0 ? codes.x : codes.y, scale);
+#pragma unroll
+    for (int d = 0; d < 4; ++d) x[4 * half + d] = four.x[d];
+  }
+}
+
+/// Those with what was subtracted before, as elements: one rounding to f32, and theirs.
 template <Element element>
 FOVEA_DEVICE ptx::U32x4 elements_of_codes(ptx::U32x2 codes, float scale, const EightNumbers& mean) {
   EightNumbers x;
+  unpack_codes(codes, 1.0F, x);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const FourNumbers four = numbers_of_int8(half == 0 ? codes.x : codes.y, 1.0F);
-#pragma unroll
-    for (int d = 0; d < 4; ++d)
-      x[4 * half + d] = limited<element>(ptx::fma_rn(four.x[d], scale, mean[4 * half + d]));
-  }
+  for (int d = 0; d < 8; ++d) x[d] = limited<element>(ptx::fma_rn(x[d], scale, mean[d]));
   return elements_of<element>(x);
 }
 

@@ -117,6 +117,7 @@ struct Sm90ForwardSpec : ForwardSpec {
   bool multiplies_codes = false;
   // And V is, in e4m3, with its keys side by side (quantize_v.h); P becomes such codes in registers
   bool sums_codes = false;
+  bool rotates = false;    // rows of Q and K, before they are rounded
   bool smooths_v = false;  // codes of V are without its mean
 
   bool operator==(const Sm90ForwardSpec&) const = default;

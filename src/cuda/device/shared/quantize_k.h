@@ -4,6 +4,9 @@
 //
 // Codes are int8; or e4m3, by scales that the call gives, and μ is 0 (shared/rounding.h).
 //
+// Where rows are rotated, that is done before they are rounded, to q and to k - μ: their products do not change, and
+// q · μ is that of rows as given.
+//
 // A row of Q has a scale of its own; attention rounds it when it has arrived, or reads its codes (quantize_q.h). K is
 // rounded before, by common/quantize_k.cuh, whose parameters are here: its keys share a scale with those that the same
 // lane of a warp holds in a fragment of scores: of every tile of 128 those of number 2 l or 2 l + 1 modulo 8, l < 4.
@@ -34,12 +37,20 @@ constexpr std::int64_t first_packed_tile(std::int64_t sequence, std::int64_t fir
   return first_row / kQuantizedTile + sequence;
 }
 
+/// What a rotation of rows is: src/quant/hadamard.hpp.
+struct RotationParams {
+  std::int32_t block;        // channels that are mixed with each other
+  float factor;              // 1 / √block
+  std::uint8_t flipped[16];  // bit d of byte i: channel 8 i + d changes its sign before
+};
+
 /// Where they are, as attention reads them.
 struct QuantizedParams {
   // [batch, num_heads_kv, tiles, parts of a tile, kScalesOfTile], packed without batch
   const QuantizedKeys* keys;
   const float* mean;  // [num_sequences, num_heads_kv, head_dim of the codes], where K is smoothed
-  std::int32_t num_tiles;  // of a sequence and head; packed: of a head
+  std::int32_t num_tiles;   // of a sequence and head; packed: of a head
+  RotationParams rotation;  // where rows are rotated
 };
 
 /// Of a sequence and kv head, where the call gives them; data is null elsewhere.

@@ -26,6 +26,7 @@ struct QuantizeKvSpec {
   std::int32_t k_tile = kQuantizedTile;
   bool has_k_lanes = true;
   KeyMean key_mean = KeyMean::sample;
+  bool rotates = false;    // rows of Q and K, before they are rounded (quantize_k.h)
   bool smooths_v = false;  // the mean of all keys is taken from V before it is rounded
   bool centers_v = false;  // and nothing else is done to it: elements in the place of codes
   // Operands are codes of e4m3 already, which go to their places: Rounding::given, element bf16.

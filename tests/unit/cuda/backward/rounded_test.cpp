@@ -64,6 +64,15 @@ TEST(RoundedBackward, TakesTheKernelsOfTheProblemWithoutARecipe) {
   EXPECT_EQ(on_ampere.rounded->spec.head_dim_v, 128);
 }
 
+TEST(RoundedBackward, NumbersAreTurnedBackAndHaveTheirMeans) {
+  const auto spec = [](const char* quant) {
+    return choose_backward(problem_of({.quant = quant}), typical_device(9, 0)).rounded->spec;
+  };
+  EXPECT_TRUE(spec("accurate,hadamard=yes").rotates);
+  EXPECT_TRUE(spec("fast,smooth_v=sequence").smooths_v);
+  EXPECT_FALSE(spec("fast").rotates || spec("fast").smooths_v);
+}
+
 TEST(RoundedBackward, WhatIsNotRoundedIsRefusedByName) {
   const auto refusal = [](const Posed& posed) {
     const BackwardPlan plan = choose_backward(problem_of(posed), typical_device(9, 0));
@@ -71,7 +80,6 @@ TEST(RoundedBackward, WhatIsNotRoundedIsRefusedByName) {
     EXPECT_EQ(plan.refused.at(0).candidate, kRoundingName);
     return plan.refused.at(0).reason;
   };
-  EXPECT_THAT(refusal({.quant = "accurate,hadamard=yes"}), HasSubstr("quant.hadamard is yes"));
   EXPECT_THAT(refusal({.quant = "int8"}), HasSubstr("quant.pv is int8"));
   EXPECT_THAT(refusal({.dtype = Dtype::f32}), HasSubstr("inputs are f32"));
   EXPECT_THAT(refusal({.head_dim = 192}), HasSubstr("rows of 192 are rounded"));

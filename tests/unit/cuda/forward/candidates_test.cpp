@@ -519,7 +519,6 @@ TEST(ForwardCandidates, RoundedExponentialsHaveTilesOfAllKeysTheyDependOn) {
             "quant.k_scales is tensor; expected block or thread");
   EXPECT_EQ(reason({}, "sage2,q_scales=tensor"),
             "quant.q_scales is tensor; expected block, warp, thread or token");
-  EXPECT_EQ(reason({}, "sage2,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason({}, "sage2,row_sums=codes"), "quant.row_sums is codes; expected exact");
   EXPECT_EQ(reason({}, "fp8_static,scales=measured"), "quant.qk is e4m3; expected int8");
   EXPECT_EQ(reason({}, "fp8_static,p_step=1,p_max=128"), "quant.p_step is 1; expected 0");
@@ -549,6 +548,34 @@ TEST(ForwardCandidates, HalvesAreMultipliedWhereInputsAreHalves) {
       reason(half, "int8"),
       "quant.pv is int8, which is for CPUs; expected none, f16 or e4m3: accurate has the same "
       "error on GPUs");
+}
+
+/// Hopper's kernel rotates rows of q itself; sm_80's reads codes, whatever was done to them before.
+TEST(ForwardCandidates, RowsAreRotatedWhereverTheyAreRounded) {
+  const Shape narrow{.head_dim_qk = 40, .head_dim_v = 64};
+  for (const auto& [shape, recipe] :
+       {std::pair{Shape{}, "accurate,hadamard=yes"}, {narrow, "fast,hadamard=yes"}}) {
+    const ForwardPlan plan = chosen(with_recipe(shape, recipe), 9, 0);
+    ASSERT_EQ(plan.candidate, kQuantized) << recipe;
+    EXPECT_TRUE(plan.spec.as<Sm90ForwardSpec>().rotates);
+  }
+  const ForwardPlan wide = chosen(with_recipe({}, "fast,hadamard=yes"), 9, 0);
+  EXPECT_EQ(wide.candidate, kSm80Quantized);
+  EXPECT_EQ(reason_of(wide, kQuantized),
+            "quant.hadamard beside quant.pv e4m3 and a head dim of 128; expected at most 64, whose "
+            "rows leave registers for sums");
+  EXPECT_FALSE(chosen(with_recipe({}, "accurate"), 9, 0).spec.as<Sm90ForwardSpec>().rotates);
+  for (const std::string recipe : {"accurate", "fast", "sage2", "fp8_static"}) {
+    const ForwardPlan plain = chosen(with_recipe({}, recipe), 8, 9);
+    const ForwardPlan rotated = chosen(with_recipe({}, recipe + ",hadamard=yes"), 8, 9);
+    ASSERT_EQ(rotated.candidate, kSm80Quantized) << recipe;
+    EXPECT_EQ(rotated.spec.as<TeamSpec>(), plain.spec.as<TeamSpec>()) << "one kernel for both";
+    const PlannedKernels kernels = planned_kernels(rotated);
+    EXPECT_TRUE(std::ranges::any_of(kernels, [](const PlannedKernel& kernel) {
+      return kernel.role == KernelRole::quantize &&
+             kernel.text.unit.find("s.rotates = true") != std::string::npos;
+    }));
+  }
 }
 
 /// What V is rounded to makes no difference, nor whether it is.
@@ -674,7 +701,6 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
   EXPECT_EQ(reason({}, "fast,row_sums=exact"), "quant.row_sums is exact; expected codes");
   EXPECT_EQ(reason({}, "fp8_static,scales=measured"), "quant.qk is e4m3; expected int8");
   EXPECT_EQ(reason({}, "nvfp4"), "quant.pv is e2m1; expected none or e4m3");
-  EXPECT_EQ(reason({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(reason({}, "accurate,k_scales=token"), "quant.k_scales is token; expected thread");
   EXPECT_EQ(reason_of(chosen(with_recipe({}, "accurate,block_kv=64"), 9, 0), kQuantized),
             "quant.block_kv is 64; expected 128");
@@ -689,7 +715,6 @@ TEST(ForwardCandidates, OtherRecipesAreRefusedByTheirField) {
       on_ampere({}, "fast"),
       "quant.pv is e4m3 and compute capability 8.0; expected 8.9 or above, whose tensor cores "
       "multiply e4m3");
-  EXPECT_EQ(on_ampere({}, "accurate,hadamard=yes"), "quant.hadamard is yes; expected no");
   EXPECT_EQ(on_ampere({.head_dim_qk = 136, .head_dim_v = 64}, "accurate"),
             "head_dim_qk is 136; expected at most 128");
   EXPECT_EQ(on_ampere({.dtype = Dtype::f32}, "accurate"), "inputs are f32; expected f16 or bf16");

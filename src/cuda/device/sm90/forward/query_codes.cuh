@@ -8,9 +8,14 @@
 // row tile. Sums of values take most registers still: chunks are read twice, for the scale and for the codes, and never
 // held.
 //
+// Rotated (common/hadamard.cuh), a row is held after all, one of a thread's two at a time: each channel becomes a sum
+// of up to all others. Lanes hold neighbouring chunks, so channels 8 and 16 apart are another lane's, those further
+// apart another chunk's. q · μ is of the row as given.
+//
 // A row that holds NaN or infinity is not rounded: its scale is 0, its codes are zeros.
 #pragma once
 
+#include "common/hadamard.cuh"
 #include "common/passes.cuh"
 #include "common/round_to_codes.cuh"
 #include "common/row_view.cuh"
@@ -28,6 +33,10 @@ struct RoundedRows {
   float of_mean[2];  // q · μ, of the mean of keys
 };
 
+struct RoundedRow {
+  float scale, of_mean;
+};
+
 template <Sm90ForwardSpec spec>
 struct QueryCodes {
   using T = Traits<spec>;
@@ -38,6 +47,7 @@ struct QueryCodes {
 
   /// Those of this warp, which have arrived; before its next product.
   FOVEA_DEVICE_MEMBER RoundedRows round(const Work& work) const {
+    if constexpr (spec.rotates) return round_rotated(work);
     RoundedRows rows{};
     float greatest[2] = {};
     bool is_given[2] = {};
@@ -67,8 +77,7 @@ struct QueryCodes {
       reciprocal[r] = is_given[r] ? 0.0F : ptx::div_rn(1.0F, rows.scale[r]);
       // Rows that there are not do not matter, and are finite.
       if (is_given[r] && exists(work, r)) rows.scale[r] = 0.0F;
-      if (warp.cta.lane % 4 == 0)
-        ptx::st_shared(warp.cta.of_mean_at(stage, warp.row(r)), rows.of_mean[r]);
+      keep_of_mean(r, rows.of_mean[r]);
     }
 #pragma unroll 1
     for (int i = 0; i < kChunks; ++i) {
@@ -80,6 +89,82 @@ struct QueryCodes {
   }
 
  private:
+  FOVEA_DEVICE_MEMBER void keep_of_mean(int r, float of_mean) const {
+    if (warp.cta.lane % 4 == 0) ptx::st_shared(warp.cta.of_mean_at(stage, warp.row(r)), of_mean);
+  }
+
+  // Note: loops of this are not unrolled, or the compiler holds chunks of both rows at once.
+
+  FOVEA_DEVICE_MEMBER RoundedRows round_rotated(const Work& work) const {
+    RoundedRows rows{};
+#pragma unroll 1
+    for (int r = 0; r < 2; ++r) {
+      float of_mean = 0.0F;
+      const bool is_given = look_at_row(r, of_mean);
+      EightNumbers x[kChunks];
+      load_rotated(r, x);
+      float greatest = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) greatest = ptx::max_ftz(greatest, greatest_of(x[i]));
+      greatest = greatest_of_row(greatest);  // by all lanes, whichever row is not finite
+      if (is_given) greatest = 0.0F;
+      const float scale = scale_of_codes(greatest);
+      const float reciprocal = is_given ? 0.0F : ptx::div_rn(1.0F, scale);
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) store(r, i, x[i], reciprocal);
+      // Rows that there are not do not matter, and are finite.
+      const RoundedRow row{is_given && exists(work, r) ? 0.0F : scale, is_given ? 0.0F : of_mean};
+      keep_of_mean(r, row.of_mean);
+#pragma unroll
+      for (int each = 0; each < 2; ++each) {
+        rows.scale[each] = each == r ? row.scale : rows.scale[each];
+        rows.of_mean[each] = each == r ? row.of_mean : rows.of_mean[each];
+      }
+    }
+    ptx::fence_proxy_async_shared_cta();
+    return rows;
+  }
+
+  /// Is it not finite? And what it has of the mean of keys.
+  FOVEA_DEVICE_MEMBER bool look_at_row(int r, float& of_mean) const {
+    bool is_given = false;
+#pragma unroll 1
+    for (int i = 0; i < kChunks; ++i) {
+      const ptx::U32x4 chunk = load(r, i);
+      is_given |= has_nonfinite<spec.element>(chunk);
+      EightNumbers x, mu;
+      unpack<spec.element>(chunk, x);
+      load_mean(i, mu);
+#pragma unroll
+      for (int d = 0; d < 8; ++d) of_mean = ptx::fma_rn(x[d], mu[d], of_mean);
+    }
+    of_mean = sum_of_row(of_mean);
+    return is_any_of_row(is_given);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_rotated(int r, EightNumbers (&x)[kChunks]) const {
+    const RotationParams& rotation = warp.cta.p.quantized.rotation;
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      unpack<spec.element>(load(r, i), x[i]);
+      flip_signs(rotation, chunk_of(i), x[i]);
+      mix_eight(rotation, x[i]);
+      mix_lanes<4>(rotation, x[i]);
+    }
+#pragma unroll
+    for (int apart = 1; apart < kChunks; apart *= 2) {
+      if (32 * apart >= rotation.block) break;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        if ((i & apart) != 0) continue;
+#pragma unroll
+        for (int d = 0; d < 8; ++d) sum_and_difference(x[i][d], x[i + apart][d]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) normalize(rotation, x[i]);
+  }
+
   /// Of a row's chunks, the i-th that this lane rounds.
   FOVEA_DEVICE_MEMBER int chunk_of(int i) const { return 4 * i + warp.cta.lane % 4; }
   FOVEA_DEVICE_MEMBER int row_of_group(int r) const {
@@ -119,9 +204,12 @@ struct QueryCodes {
 
   /// Not finite times 0 is NaN, whose code is 0.
   FOVEA_DEVICE_MEMBER void store(int r, int i, const ptx::U32x4& chunk, float reciprocal) const {
-    const typename T::QTile codes{warp.cta.multiplied_q_at(stage, warp.group)};
     EightNumbers x;
     unpack<spec.element>(chunk, x);
+    store(r, i, x, reciprocal);
+  }
+  FOVEA_DEVICE_MEMBER void store(int r, int i, const EightNumbers& x, float reciprocal) const {
+    const typename T::QTile codes{warp.cta.multiplied_q_at(stage, warp.group)};
     ptx::st_shared(codes.at(row_of_group(r), 8 * chunk_of(i)), codes_of(x, reciprocal));
   }
 };
