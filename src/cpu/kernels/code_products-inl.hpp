@@ -68,20 +68,27 @@ FOVEA_DOT_INLINE Quads broadcast_quad(const std::uint8_t* at) {
 
 inline constexpr std::int64_t num_quads(std::int64_t count) { return (count + 3) / 4; }
 
-inline void pack_code_queries(const std::uint8_t* const* rows, std::int64_t head_dim,
-                              void* queries) {
+FOVEA_DOT inline void pack_code_queries(const std::uint8_t* const* rows, std::int64_t head_dim,
+                                        void* queries) {
+  alignas(64) static constexpr std::uint8_t kZeros[CodeProducts::pitch_of(kMaxHeadDim)] = {};
   auto* const quads = static_cast<std::int32_t*>(queries);
   const std::int64_t count = CodeProducts::pitch_of(head_dim) / 4;
-  std::int32_t* const corrections = quads + count * kPanelLanes;
-  for (int lane = 0; lane < kPanelLanes; ++lane) {
-    std::int32_t sum = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      std::int8_t codes[4] = {};
-      if (rows[lane] != nullptr) std::memcpy(codes, rows[lane] + 4 * i, sizeof(codes));
-      std::memcpy(quads + i * kPanelLanes + lane, codes, sizeof(codes));
-      for (const std::int8_t code : codes) sum += code;
+  for (int lane = 0; lane < kPanelLanes; lane += kPackedLanes) {
+    const float* words[kPackedLanes];  // four codes each, moved as they are
+    for (int i = 0; i < kPackedLanes; ++i) {
+      const std::uint8_t* const row = rows[lane + i] == nullptr ? kZeros : rows[lane + i];
+      words[i] = reinterpret_cast<const float*>(row);
     }
-    corrections[lane] = -128 * sum;
+    pack_lanes(words, count, static_cast<float*>(queries) + lane);
+  }
+  const SumTag d;
+  const Quads ones = hn::Set(d, 0x01010101).raw;
+  for (int lane = 0; lane < kPanelLanes; lane += kVectorLanes) {
+    Sums sum{};
+    for (std::int64_t i = 0; i < count; ++i)
+      sum = dot_quads(sum, ones, load_quads(quads + i * kPanelLanes + lane));
+    const SumVector correction = hn::ShiftLeft<7>(SumVector{reinterpret_cast<Quads>(sum)});
+    hn::Store(hn::Neg(correction), d, quads + count * kPanelLanes + lane);
   }
 }
 
@@ -153,8 +160,8 @@ HWY_ATTR HWY_INLINE void round_quads(const QuantizedTile& tile, const PanelDropo
   const SumTag di;
   constexpr float kMost = 255;
   const int lane = vector * kVectorLanes;
-  TileOrigin of_tile;
-  raise_origins({.pv = QuantFormat::int8}, tile, greatest, rows, lane, of_tile);
+  TileOrigins of_tile;
+  raise_origins({.pv = QuantFormat::int8}, tile, greatest + lane, rows, lane, of_tile);
   const FloatVector octaves = hn::Load(d, tile.octaves + lane);
   const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
   const FloatVector origin = hn::Load(d, of_tile.origin);
@@ -212,6 +219,11 @@ HWY_ATTR inline void round_to_quads(const QuantizedTile& tile, const PanelDropou
       round_quads<false>(tile, dropout, greatest, rows, vector);
     }
   }
+}
+
+HWY_ATTR inline void raise_origins_of_turn(const CodeTurn& turn, int lane, TileOrigins& of) {
+  raise_origins({.pv = QuantFormat::int8}, {.octaves = turn.octaves}, of.greatest, turn.rows, lane,
+                of);
 }
 
 /// Are sums so far multiplied by 1 alone?
@@ -287,7 +299,8 @@ inline const CodeProducts& code_products() {
   static constexpr CodeProducts kProducts{.pack_queries = pack_code_queries,
                                           .scores = code_scores,
                                           .round_probabilities = round_to_quads,
-                                          .accumulate = accumulate_codes};
+                                          .accumulate = accumulate_codes,
+                                          .raise_origins = raise_origins_of_turn};
   return kProducts;
 }
 

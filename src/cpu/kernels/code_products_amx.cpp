@@ -6,7 +6,8 @@
 //
 // Bound: 2048 multiply-adds and additions a cycle in the tile unit; vectors turn sums into scores, scores into codes
 // and sums into Oᵀ, and take three times as long at head_dim 128. What they do with one block of sums stands beside the
-// tile instructions of the next, which a core does at the same time.
+// tile instructions of the next, which a core does at the same time. Whole tiles of 64 keys go through
+// code_pipeline_amx.hpp; what is here takes the rest: tiles of other sizes, dropout, rows that are not finite.
 #include "cpu/kernels/codes.hpp"
 
 #if defined(__x86_64__)
@@ -15,12 +16,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/amx.hpp"
-
-// What amx.hpp knows, and products of eight bits.
-#define FOVEA_AMX_INT8 \
-  __attribute__((      \
-      target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,amx-int8")))
-#define FOVEA_AMX_INT8_INLINE FOVEA_AMX_INT8 __attribute__((always_inline)) inline
+#include "cpu/kernels/code_pipeline_amx.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -206,6 +202,9 @@ CodeProducts make_products() {
   CodeProducts products = *code_products_avx512();
   products.scores = scores;
   products.accumulate = accumulate;
+  products.pipeline_bytes = amx::CodeTurns::bytes;
+  products.push = amx::CodeTurns::push;
+  products.flush = amx::CodeTurns::flush;
   return products;
 }
 

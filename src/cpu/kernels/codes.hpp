@@ -71,11 +71,16 @@ struct RoundingSteps {
   float (*greatest_of)(const float* row, std::int64_t count) = nullptr;
   /// greatest = max(greatest, |row|)
   void (*raise_greatest)(const float* row, std::int64_t count, float* greatest) = nullptr;
+  /// a · b, to less than an f32 shows.
+  double (*dot)(const float* a, const float* b, std::int64_t count) = nullptr;
   /// Codes of row · reciprocals, of which a row of q or k has one (is_of_row) and values have one a column.
   void (*int8_codes)(const float* row, const float* reciprocals, bool is_of_row, std::int64_t count,
                      std::uint8_t offset, std::uint8_t* codes) = nullptr;
-  /// The same in 16 bits that hold them exactly: f16 for the format f16, bf16 for the others, with the scales of their
-  /// groups, which have no more than four bits.
+  /// Rows [count][width] become columns, `pitch` apart, which is a multiple of 16; zeros behind the last row.
+  void (*transpose_codes)(const std::uint8_t* rows, std::int64_t count, std::int64_t width,
+                          std::int64_t pitch, std::uint8_t* columns) = nullptr;
+  /// As int8_codes, in 16 bits that hold them exactly: f16 for the format f16, bf16 for the others, with the scales of
+  /// their groups, which have no more than four bits.
   void (*wide_codes)(const float* row, const CodeScales& scales, std::int64_t count,
                      QuantFormat format, std::uint16_t* codes) = nullptr;
   /// score = score · (scale of its key · scale of its lane) + shift of its lane
@@ -113,6 +118,36 @@ struct CodedValues {
   std::int64_t head_dim = 0, num_keys = 0;
 };
 
+/// A panel's turn with a whole tile of kPitch keys; scores stay relative to the row.
+struct CodeTurn {
+  const void* queries = nullptr;
+  CodedKeys keys{};
+  CodedValues values{};
+  const float* octaves = nullptr;  // [lanes]
+  QuantizedRows rows{};  // rescale is written and means nothing afterwards; weight is not read
+  float* out = nullptr;
+  // Hides scores [kPitch][lanes] that the mask does; null where all rows see all keys. Called until the next push or
+  // flush returns.
+  void (*hide)(const void* context, float* scores) = nullptr;
+  const void* context = nullptr;
+};
+
+/// Turns that overlap. What a turn gives is in place after the flush.
+struct CodePipeline {
+  std::byte* memory = nullptr;  // pipeline_bytes
+
+  // What the kernels keep from one call to the next.
+  CodeTurn current{}, prior{};
+  bool has_current = false, has_prior = false;
+};
+
+/// Of one vector of rows in a tile.
+struct TileOrigins {
+  alignas(64) float greatest[16];  // scores
+  alignas(64) float origin[16];    // written: what codes are relative to
+  alignas(64) float weight[16];    // written: what they weigh in sums relative to the rows' origins
+};
+
 struct CodeProducts {
   /// Bytes that codes of head_dim channels, or of the keys of a tile, are padded to. Whole blocks of kBlock keys or
   /// channels are read: kReadBeyond bytes behind the last codes are anything.
@@ -142,6 +177,15 @@ struct CodeProducts {
   /// out = out · rescale + weight · scale of its column · Σ codes
   void (*accumulate)(const CodedValues& values, const void* probabilities,
                      const QuantizedRows& rows, float* out) = nullptr;
+
+  /// Raises the references of a vector of rows, from `lane` on.
+  void (*raise_origins)(const CodeTurn& turn, int lane, TileOrigins& of) = nullptr;
+
+  // Where a core can multiply and take exponentials at the same time: the steps above, of whole tiles, to the same
+  // bits. Null elsewhere.
+  std::size_t (*pipeline_bytes)() = nullptr;
+  void (*push)(CodePipeline& pipeline, const CodeTurn& turn) = nullptr;
+  void (*flush)(CodePipeline& pipeline) = nullptr;
 };
 
 /// Products that go with the panels of these targets; null where the build has none.

@@ -40,6 +40,12 @@ class Exponential {
         lowest_(_mm512_set1_ps(kZeroPower / scale_log2)),
         shift_(_mm512_set1_ps(kRoundingShift)) {}
 
+  /// Of factors of rows.
+  FOVEA_AMX_INLINE explicit Exponential(__m512 scale_log2)
+      : factor_(scale_log2),
+        lowest_(_mm512_div_ps(_mm512_set1_ps(kZeroPower), scale_log2)),
+        shift_(_mm512_set1_ps(kRoundingShift)) {}
+
   FOVEA_AMX_INLINE __m512 operator()(__m512 x) const {
     const __m512 limited = _mm512_max_ps(lowest_, x);  // NaN stays
     const __m512 shifted = _mm512_fmadd_ps(limited, factor_, shift_);

@@ -52,23 +52,17 @@ HWY_ATTR inline void find_greatest(const QuantizedTile& tile, float* HWY_RESTRIC
   }
 }
 
-/// What codes of one vector of rows are relative to, and what they weigh in sums relative to the rows' origins.
-struct TileOrigin {
-  HWY_ALIGN float origin[kVectorLanes];
-  HWY_ALIGN float weight[kVectorLanes];
-};
-
 /// The reference follows the maximum: at once, by multiples of p_step octaves, or, where codes are relative to the
 /// maximum of their tile, once it has grown by more than kMaxGrowth, as in softmax_of. A maximum of +inf spoils the row
 /// by inf - inf.
 HWY_ATTR inline void raise_origins(const Quantization& quant, const QuantizedTile& tile,
                                    const float* greatest_of_rows, const QuantizedRows& rows,
-                                   int lane, TileOrigin& to) {
+                                   int lane, TileOrigins& to) {
   const FloatTag d;
   const FloatVector nothing = hn::Set(d, -std::numeric_limits<float>::infinity());
   const FloatVector octaves = hn::Load(d, tile.octaves + lane);
   const FloatVector lowest = hn::Div(hn::Set(d, kZeroPower), octaves);
-  const FloatVector greatest = hn::Load(d, greatest_of_rows + lane);
+  const FloatVector greatest = hn::Load(d, greatest_of_rows);
   const FloatVector before = hn::Load(d, rows.origin + lane);
   const FloatVector row_max = hn::Max(greatest, hn::Load(d, rows.row_max + lane));
   const bool is_of_tile = quant.pv == QuantFormat::int8;
@@ -261,8 +255,8 @@ HWY_ATTR inline void round_vector(const Quantization& quant, const QuantizedTile
                                   const QuantizedRows& rows, int vector) {
   const FloatTag d;
   const int lane = vector * kVectorLanes;
-  TileOrigin of_tile;
-  raise_origins(quant, tile, greatest, rows, lane, of_tile);
+  TileOrigins of_tile;
+  raise_origins(quant, tile, greatest + lane, rows, lane, of_tile);
   const bool has_groups = quant.pv == QuantFormat::e2m1;
   const TileSums sums = has_groups
                             ? round_grouped_keys(quant, tile, dropout, of_tile.origin, vector)
@@ -323,7 +317,9 @@ inline const RoundingSteps& rounding_steps() {
                                         .add_to_sums = add_to_sums,
                                         .greatest_of = greatest_of,
                                         .raise_greatest = raise_greatest,
+                                        .dot = dot,
                                         .int8_codes = int8_codes,
+                                        .transpose_codes = transpose_codes,
                                         .wide_codes = wide_codes,
                                         .dequantize = dequantize,
                                         .round_probabilities = round_probabilities,

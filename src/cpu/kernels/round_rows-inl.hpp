@@ -12,6 +12,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "cpu/kernels/codes.hpp"
 #include "hwy/highway.h"
@@ -146,6 +147,80 @@ HWY_ATTR inline void raise_greatest(const float* HWY_RESTRICT row, std::int64_t 
     hn::StoreU(hn::Max(hn::LoadU(d, greatest + i), x), d, greatest + i);
   }
   for (; i < count; ++i) greatest[i] = std::max(greatest[i], std::fabs(row[i]));
+}
+
+/// a · b, in eight sums of f64: products of f32 are exact in it.
+HWY_ATTR inline double dot(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
+                           std::int64_t count) {
+  HWY_ALIGN double sums[8] = {};
+  std::int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, hn::ScalableTag<double>> half;
+  constexpr int kWidth = kVectorLanes / 2;
+  hn::Vec<hn::ScalableTag<double>> sum[8 / kWidth];
+  for (auto& each : sum) each = hn::Zero(d);
+  for (; i + 8 <= count; i += 8) {
+    for (int k = 0; k < 8 / kWidth; ++k) {
+      const auto x = hn::PromoteTo(d, hn::LoadU(half, a + i + k * kWidth));
+      sum[k] = hn::MulAdd(x, hn::PromoteTo(d, hn::LoadU(half, b + i + k * kWidth)), sum[k]);
+    }
+  }
+  for (int k = 0; k < 8 / kWidth; ++k) hn::Store(sum[k], d, sums + k * kWidth);
+#else
+  for (; i + 8 <= count; i += 8) {
+    for (int k = 0; k < 8; ++k)
+      sums[k] += static_cast<double>(a[i + k]) * static_cast<double>(b[i + k]);
+  }
+#endif
+  for (; i < count; ++i) sums[0] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+/// The codes of four rows side by side in a word each.
+HWY_ATTR inline void join_rows(const std::uint8_t* const* rows, std::int64_t width,
+                               std::uint32_t* HWY_RESTRICT words) {
+  for (std::int64_t d = 0; d < width; ++d) {
+    words[d] = static_cast<std::uint32_t>(rows[0][d]) |
+               static_cast<std::uint32_t>(rows[1][d]) << 8U |
+               static_cast<std::uint32_t>(rows[2][d]) << 16U |
+               static_cast<std::uint32_t>(rows[3][d]) << 24U;
+  }
+}
+
+/// Sixteen rows at a time: four words a column.
+HWY_ATTR inline void transpose_codes(const std::uint8_t* rows, std::int64_t count,
+                                     std::int64_t width, std::int64_t pitch,
+                                     std::uint8_t* columns) {
+  static constexpr std::uint8_t kZeros[kMaxHeadDim] = {};
+  HWY_ALIGN std::uint32_t words[4][kMaxHeadDim];
+  for (std::int64_t n = 0; n < pitch; n += 16) {
+    for (std::int64_t k = 0; k < 4; ++k) {
+      const std::uint8_t* four[4];
+      for (std::int64_t i = 0; i < 4; ++i) {
+        const std::int64_t row = n + 4 * k + i;
+        four[i] = row < count ? rows + row * width : kZeros;
+      }
+      join_rows(four, width, words[k]);
+    }
+    std::int64_t d = 0;
+#if HWY_TARGET != HWY_SCALAR
+    const QuadTag quad;
+    const hn::RebindToUnsigned<QuadTag> of_words;
+    for (; d + 4 <= width; d += 4) {
+      hn::Vec<QuadTag> block[4];
+      for (int k = 0; k < 4; ++k) block[k] = hn::BitCast(quad, hn::LoadU(of_words, words[k] + d));
+      transpose(block);
+      for (int k = 0; k < 4; ++k)
+        hn::StoreU(hn::BitCast(hn::Repartition<std::uint8_t, QuadTag>(), block[k]),
+                   hn::Repartition<std::uint8_t, QuadTag>(), columns + (d + k) * pitch + n);
+    }
+#endif
+    for (; d < width; ++d) {
+      for (int k = 0; k < 4; ++k)
+        std::memcpy(columns + d * pitch + n + 4 * k, &words[k][d], sizeof(std::uint32_t));
+    }
+  }
 }
 
 HWY_ATTR HWY_INLINE FloatVector scaled(const float* row, const float* reciprocals, bool is_of_row,

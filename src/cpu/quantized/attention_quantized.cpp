@@ -102,10 +102,10 @@ struct QuantizedMemory {
 
   static QuantizedMemory carve(Carver& carver, const ForwardSpec& spec, const ForwardProblem& f,
                                std::size_t program_bytes, int num_workers) {
-    const ByteProducts bytes = kernels_of(spec, f.problem.quant).bytes;
-    QuantizedMemory memory{QuantizedOperands::carve(carver, f, bytes), {}};
+    const QuantizedKernels how = kernels_of(spec, f.problem.quant);
+    QuantizedMemory memory{QuantizedOperands::carve(carver, f, how.bytes), {}};
     for (int worker = 0; worker < num_workers; ++worker)
-      memory.workers.push_back(QuantizedScratch::carve(carver, spec, f, bytes, program_bytes));
+      memory.workers.push_back(QuantizedScratch::carve(carver, spec, f, how, program_bytes));
     return memory;
   }
 };
@@ -129,14 +129,15 @@ class QuantizedRun {
     const std::int64_t heads = call_.problem.num_heads_kv;
     const std::int64_t rows_of_item = call_.spec.panels * call_.spec.lanes;
     const std::int64_t items = ceil_div(call_.problem.group * call_.problem.seqlen_q, rows_of_item);
-    // Causal masks: the longest first.
-    run_tasks(executor_, call_.problem.num_sequences * heads * items,
-              [&](int worker, std::int64_t task) {
-                const std::int64_t pairs = call_.problem.num_sequences * heads;
-                const std::int64_t pair = task % pairs;
-                attend(call_.sequence(pair / heads), pair % heads,
-                       (items - 1 - task / pairs) * rows_of_item, worker);
-              });
+    const std::int64_t pairs = call_.problem.num_sequences * heads;
+    // Causal masks: the longest first. But items of one panel are short: one head after the other, so that its codes
+    // stay in the caches.
+    const bool goes_by_heads = call_.spec.panels == 1;
+    run_tasks(executor_, pairs * items, [&](int worker, std::int64_t task) {
+      const std::int64_t pair = goes_by_heads ? task / items : task % pairs;
+      const std::int64_t item = goes_by_heads ? task % items : task / pairs;
+      attend(call_.sequence(pair / heads), pair % heads, (items - 1 - item) * rows_of_item, worker);
+    });
   }
 
  private:
@@ -160,12 +161,14 @@ class QuantizedRun {
                   });
   }
 
+  /// A piece of all heads, then the next piece: rows of all heads lie in the same pages.
   template <typename F>
   void for_each_head(std::int64_t heads, std::int64_t pieces, const F& f) const {
     run_tasks(executor_, call_.problem.num_sequences * heads * pieces,
               [&](int /*worker*/, std::int64_t task) {
-                const std::int64_t pair = task / pieces;
-                f(call_.sequence(pair / heads), pair % heads, task % pieces);
+                const std::int64_t of_sequence = task % (heads * pieces);
+                f(call_.sequence(task / (heads * pieces)), of_sequence % heads,
+                  of_sequence / heads);
               });
   }
 

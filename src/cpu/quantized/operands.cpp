@@ -14,7 +14,7 @@ namespace fovea::cpu {
 namespace {
 
 /// Rows that a task rounds, about: so many that what it finds out first costs nothing.
-constexpr std::int64_t kPieceRows = 512;
+constexpr std::int64_t kPieceRows = 128;
 
 /// Rows of one head that are fetched ahead: they lie a row of all heads apart, which prefetchers do not follow.
 constexpr std::int64_t kRowsAhead = 16;
@@ -208,17 +208,6 @@ class RowRounding {
   std::vector<float> buffer_;
 };
 
-/// a · b in eight sums, which a vector unit takes side by side.
-double dot_of(const float* a, const float* b, std::int64_t count) {
-  double sums[8] = {};
-  std::int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    for (int k = 0; k < 8; ++k) sums[k] += static_cast<double>(a[i + k]) * b[i + k];
-  }
-  for (; i < count; ++i) sums[0] += static_cast<double>(a[i]) * b[i];
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-}
-
 // ---- v ----
 
 /// Greatest magnitudes, then scales, of each tile and channel of one head.
@@ -260,17 +249,6 @@ class ValueScales {
 
 bool shares_scales_of_tiles(const Quantization& quant) {
   return quant.v_scales == ScaleGranularity::channel || quant.v_scales == ScaleGranularity::tensor;
-}
-
-/// Rows of codes [count][width] become columns, `pitch` apart; zeros behind the last row.
-void transpose_codes(const std::uint8_t* rows, std::int64_t count, std::int64_t width,
-                     std::int64_t pitch, std::uint8_t* columns) {
-  for (std::int64_t n = 0; n < pitch; n += 4) {
-    for (std::int64_t d = 0; d < width; ++d) {
-      for (std::int64_t i = n; i < n + 4; ++i)
-        columns[d * pitch + i] = i < count ? rows[i * width + d] : std::uint8_t{0};
-    }
-  }
 }
 
 }  // namespace
@@ -323,7 +301,7 @@ std::uint8_t* QuantizedOperands::v_tile(std::int64_t tile, std::int64_t kv_head,
                                         const ForwardProblem& f) const {
   const std::int64_t tile_bytes =
       CodeProducts::value_rows(f.head_dim_v) * CodeProducts::pitch_of(f.problem.quant.block_kv);
-  return v_bytes + (tile * f.num_heads_kv + kv_head) * tile_bytes;
+  return v_bytes + (kv_head * total_tiles(f) + tile) * tile_bytes;
 }
 
 OperandRows operand_rows(const ForwardProblem& f, const Sequence& s) {
@@ -500,8 +478,8 @@ void OperandRounding::write_values(const ValueTile& tile, const float* values,
     steps_.int8_codes(values + i * width, reciprocals.data(), /*is_of_row=*/false, width,
                       /*offset=*/0, codes.data() + i * width);
   }
-  transpose_codes(codes.data(), tile.count, width, CodeProducts::pitch_of(quant_.block_kv),
-                  to_.v_tile(first.tile + tile.index, tile.kv_head, f_));
+  steps_.transpose_codes(codes.data(), tile.count, width, CodeProducts::pitch_of(quant_.block_kv),
+                         to_.v_tile(first.tile + tile.index, tile.kv_head, f_));
 }
 
 std::uint16_t* OperandRounding::wide_row(const ValueTile& tile, std::int64_t i) const {
@@ -563,7 +541,7 @@ void OperandRounding::round_queries(const Sequence& s, std::int64_t q_head,
   // (q - its mean) · (mean of k): the mean of q meets k itself.
   const auto note = [&](std::int64_t n, const float* row, const RowFacts& /*facts*/) {
     to_.q_shift[to_.q.at(q_head, first_row + n)] =
-        k_mean == nullptr ? 0 : static_cast<float>(dot_of(row, k_mean, width));
+        k_mean == nullptr ? 0 : static_cast<float>(steps_.dot(row, k_mean, width));
   };
   const RowsToRound to_round{.quant = quant_,
                              .steps = steps_,

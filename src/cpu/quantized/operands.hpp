@@ -45,7 +45,7 @@ struct QuantizedOperands {
       nullptr;  // [heads][rows][head_dim_qk] in first rows of blocks; null without smooth_q
   float* k_mean = nullptr;  // [num_sequences][num_heads_kv][head_dim_qk]
   std::int64_t num_kv_rows = 0;
-  std::uint8_t* v_bytes = nullptr;  // [tiles][heads][value_rows(head_dim_v)][pitch_of(block_kv)] s8
+  std::uint8_t* v_bytes = nullptr;  // [heads][tiles][value_rows(head_dim_v)][pitch_of(block_kv)] s8
   std::uint16_t* v_wide =
       nullptr;                  // [heads][rows][head_dim_v] in v_dtype; null where bytes are not
   Dtype v_dtype = Dtype::bf16;  // f16 where that is the format

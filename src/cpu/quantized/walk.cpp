@@ -25,8 +25,13 @@ bool has_nan(const float* of_lanes, std::int64_t lanes) {
 
 }  // namespace
 
+bool QuantizedKernels::has_pipeline(const ForwardProblem& f) const {
+  return products != nullptr && products->push != nullptr && bytes.qk && bytes.pv &&
+         f.problem.quant.block_kv == CodeProducts::kPitch;
+}
+
 QuantizedScratch QuantizedScratch::carve(Carver& carver, const ForwardSpec& spec,
-                                         const ForwardProblem& f, const ByteProducts& bytes,
+                                         const ForwardProblem& f, const QuantizedKernels& how,
                                          std::size_t program_bytes) {
   const PanelKernels& kernels = forward_kernels(spec);
   const auto lanes = static_cast<std::size_t>(spec.lanes);
@@ -34,7 +39,7 @@ QuantizedScratch QuantizedScratch::carve(Carver& carver, const ForwardSpec& spec
   QuantizedScratch s;
   s.forward = {
       WorkerScratch::carve(carver, spec, kernels, f.head_dim_qk, f.head_dim_v, program_bytes)};
-  if (bytes.qk) {
+  if (how.bytes.qk) {
     s.code_queries =
         carver.take<std::byte>(panels * CodeProducts::query_bytes(f.head_dim_qk, spec.lanes));
   }
@@ -42,6 +47,7 @@ QuantizedScratch QuantizedScratch::carve(Carver& carver, const ForwardSpec& spec
     *of_panels = carver.take<float>(panels * lanes);
   s.tile_out = carver.take<float>(kernels.output_bytes(f.head_dim_v) / sizeof(float));
   for (float** of_lanes : {&s.zeros, &s.weight}) *of_lanes = carver.take<float>(lanes);
+  if (how.has_pipeline(f)) s.pipeline = carver.take<std::byte>(how.products->pipeline_bytes());
   if (f.problem.quant.smooth_q != Smoothing::none) {
     s.mean_scores = carver.take<float>(kernels.score_bytes(spec.tile_kv) / sizeof(float));
     s.mean_keys = carver.take<std::byte>(kernels.key_bytes(spec.tile_kv, f.head_dim_qk));
@@ -60,7 +66,8 @@ QuantizedWalk::QuantizedWalk(const ForwardCall& call, const QuantizedKernels& ho
       operands_(operands),
       item_(item),
       scratch_(scratch),
-      rows_(operand_rows(call.problem, item.sequence)) {
+      rows_(operand_rows(call.problem, item.sequence)),
+      pipeline_{.memory = scratch.pipeline} {
   for (RowPanel& rows : panels_of(call, item, scratch.forward))
     panels_.push_back(panel_of(rows, panels_.size()));
 }
@@ -107,7 +114,7 @@ void QuantizedWalk::clear_tile_out() const {
 
 void QuantizedWalk::run(const ForwardResults& results) {
   const KernelScope scope(kernels_);
-  clear_tile_out();
+  if (rounds_pv() && !how_.bytes.pv) clear_tile_out();
   std::fill_n(scratch_.zeros, call_.spec.lanes, 0.0F);
   for (QuantizedPanel& panel : panels_) start(panel);
   const std::int64_t tiles = ceil_div(item_.sequence.seqlen_kv, call_.spec.tile_kv);
@@ -122,9 +129,16 @@ void QuantizedWalk::run(const ForwardResults& results) {
     if (!is_seen) continue;
     load(tile, end - begin);
     for (QuantizedPanel& panel : panels_) {
-      if (panel.rows.part.range.count > 0) step(panel, tile, end - begin);
+      if (panel.rows.part.range.count == 0) continue;
+      if (overlaps(panel, tile, end - begin)) {
+        push(panel, tile);
+      } else {
+        flush();
+        step(panel, tile, end - begin);
+      }
     }
   }
+  flush();
   for (QuantizedPanel& panel : panels_) finish(panel, results);
 }
 
@@ -170,7 +184,7 @@ bool QuantizedWalk::can_stay_unscaled(const QuantizedPanel& panel) const {
                      [&](float scale) { return scale * panel.octaves[0] > kLeastOctaves; });
 }
 
-/// Codes in the place of the queries, or as bytes.
+/// Codes as numbers of the kernels of panels, or as bytes.
 void QuantizedWalk::pack_codes(const QuantizedPanel& panel) const {
   const std::byte** const rows = scratch_.forward.rows;
   const std::int64_t head_dim = call_.problem.head_dim_qk;
@@ -213,6 +227,69 @@ void QuantizedWalk::load(std::int64_t tile, std::int64_t count) {
     const bool is_careful = !rounds_pv() && operands_.has_plain_values[tile_flag(tile)] != 0;
     kernels_.load_values(values_of(tile, count), is_careful, scratch_.forward.values);
   }
+}
+
+/// A turn of the pipeline is products, masks and codes, of a whole tile: nothing is dropped, put right or given to a
+/// program.
+bool QuantizedWalk::overlaps(const QuantizedPanel& panel, std::int64_t tile,
+                             std::int64_t count) const {
+  return scratch_.pipeline != nullptr && call_.dropout.threshold == 0 && panel.is_unscaled &&
+         !panel.has_plain_rows && count == call_.spec.tile_kv &&
+         operands_.has_plain_keys[tile_flag(tile)] == 0 &&
+         operands_.has_plain_values[tile_flag(tile)] == 0;
+}
+
+void QuantizedWalk::push(const QuantizedPanel& panel, std::int64_t tile) {
+  const KeyRange whole{0, call_.spec.tile_kv};
+  const VisiblePart& part = panel.rows.part;
+  CodeTurn turn{.queries = panel.code_queries,
+                .keys = coded_keys(tile, whole),
+                .values = coded_values(tile, whole),
+                .octaves = panel.octaves,
+                .rows = panel.sums,
+                .out = panel.rows.out};
+  if (part.num_partial > 0 || part.range.count < whole.count) {
+    MaskedTurn& masked = masked_turns_[num_masked_++ % 2];
+    masked = {this, {&panel.rows, tile, whole.count, part, nullptr}};
+    turn.hide = &QuantizedWalk::hide;
+    turn.context = &masked;
+  }
+  how_.products->push(pipeline_, turn);
+}
+
+void QuantizedWalk::hide(const void* masked_turn, float* scores) {
+  const MaskedTurn& turn = *static_cast<const MaskedTurn*>(masked_turn);
+  const QuantizedWalk& walk = *turn.walk;
+  const std::int64_t lanes = walk.call_.spec.lanes;
+  const KeyRange range = turn.step.seen.range;
+  TileStep step = turn.step;
+  step.scores = scores + range.begin * lanes;
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  std::fill(scores, step.scores, kNothing);
+  std::fill(step.scores + range.count * lanes, scores + step.num_keys * lanes, kNothing);
+  apply_programs(step, walk.call_, walk.scratch_.forward);
+}
+
+void QuantizedWalk::flush() {
+  if (scratch_.pipeline != nullptr) how_.products->flush(pipeline_);
+}
+
+CodedKeys QuantizedWalk::coded_keys(std::int64_t tile, KeyRange range) const {
+  const std::int64_t pitch = CodeProducts::pitch_of(call_.problem.head_dim_qk);
+  const std::size_t first = key_row(tile * call_.spec.tile_kv + range.begin);
+  return {.codes = operands_.k.bytes + first * static_cast<std::size_t>(pitch),
+          .pitch = pitch,
+          .scale = operands_.k.scale + first,
+          .count = range.count};
+}
+
+CodedValues QuantizedWalk::coded_values(std::int64_t tile, KeyRange range) const {
+  const std::int64_t head_dim = call_.problem.head_dim_v;
+  return {.codes = operands_.v_tile(rows_.tile + tile, item_.kv_head, call_.problem) + range.begin,
+          .pitch = CodeProducts::pitch_of(call_.spec.tile_kv),
+          .scale = operands_.v_scale + tile_flag(tile) * static_cast<std::size_t>(head_dim),
+          .head_dim = head_dim,
+          .num_keys = range.count};
 }
 
 void QuantizedWalk::step(QuantizedPanel& panel, std::int64_t tile, std::int64_t count) {
@@ -260,21 +337,15 @@ TileSource QuantizedWalk::values_of(std::int64_t tile, std::int64_t count) const
 void QuantizedWalk::multiply_keys(const QuantizedPanel& panel, const TileStep& step) {
   const KeyRange range = step.seen.range;
   const std::int64_t head_dim = call_.problem.head_dim_qk;
-  const std::size_t first = key_row(step.tile * call_.spec.tile_kv + range.begin);
   if (how_.bytes.qk) {
-    const std::int64_t pitch = CodeProducts::pitch_of(head_dim);
-    how_.products->scores(panel.code_queries,
-                          {.codes = operands_.k.bytes + first * static_cast<std::size_t>(pitch),
-                           .pitch = pitch,
-                           .scale = operands_.k.scale + first,
-                           .count = range.count},
-                          head_dim, {panel.scale, panel.is_unscaled ? nullptr : panel.shift},
-                          step.scores);
+    how_.products->scores(panel.code_queries, coded_keys(step.tile, range), head_dim,
+                          {panel.scale, panel.is_unscaled ? nullptr : panel.shift}, step.scores);
     return;
   }
   kernels_.scores(panel.rows.queries, keys_, range, head_dim, panel.rows.num_vectors, step.scores,
                   next_);
   if (rounds_qk()) {
+    const std::size_t first = key_row(step.tile * call_.spec.tile_kv + range.begin);
     how_.steps->dequantize(step.scores, range.count, operands_.k.scale + first, panel.scale,
                            panel.shift);
   }
@@ -350,20 +421,14 @@ void QuantizedWalk::add_rounded(const QuantizedPanel& panel, const TileStep& ste
                            .octaves = panel.octaves,
                            .common = panel.common};
   const PanelDropout dropout = dropout_of(step, call_);
-  const float* const scale =
-      operands_.v_scale + tile_flag(step.tile) * static_cast<std::size_t>(head_dim);
   if (how_.bytes.pv) {
     how_.products->round_probabilities(tile, dropout, panel.sums);
-    how_.products->accumulate(
-        {.codes =
-             operands_.v_tile(rows_.tile + step.tile, item_.kv_head, call_.problem) + range.begin,
-         .pitch = CodeProducts::pitch_of(call_.spec.tile_kv),
-         .scale = scale,
-         .head_dim = head_dim,
-         .num_keys = range.count},
-        step.scores, panel.sums, panel.rows.out);
+    how_.products->accumulate(coded_values(step.tile, range), step.scores, panel.sums,
+                              panel.rows.out);
     return;
   }
+  const float* const scale =
+      operands_.v_scale + tile_flag(step.tile) * static_cast<std::size_t>(head_dim);
   how_.steps->round_probabilities(quant_, tile, dropout, panel.sums);
   if (kernels_.pack_probabilities != nullptr) kernels_.pack_probabilities(step.scores, range.count);
   kernels_.accumulate(scratch_.forward.values, step.num_keys, range, step.scores, head_dim,

@@ -18,6 +18,9 @@ struct QuantizedKernels {
   const RoundingSteps* steps = nullptr;
   const CodeProducts* products = nullptr;  // null: codes are multiplied by the kernels of panels
   ByteProducts bytes{};
+
+  /// Can turns overlap?
+  bool has_pipeline(const ForwardProblem& problem) const;
 };
 
 /// What a worker needs beside the scratch of attention_forward.
@@ -33,12 +36,13 @@ struct QuantizedScratch {
   float* tile_out = nullptr;  // Oᵀ of a tile of codes; finite between two of them
   float* zeros = nullptr;     // [lanes]
   float* weight = nullptr;    // [lanes]
+  std::byte* pipeline = nullptr;      // null where turns do not overlap
   float* mean_scores = nullptr;       // a tile of means of q times keys; null without smooth_q
   std::byte* mean_keys = nullptr;     // a converted tile for them
   std::byte* mean_queries = nullptr;  // [panels] packed panels of them
 
   static QuantizedScratch carve(Carver& carver, const ForwardSpec& spec,
-                                const ForwardProblem& problem, const ByteProducts& bytes,
+                                const ForwardProblem& problem, const QuantizedKernels& how,
                                 std::size_t program_bytes);
 };
 
@@ -83,6 +87,12 @@ class QuantizedWalk {
   void pack_means(const QuantizedPanel& panel) const;
 
   void load(std::int64_t tile, std::int64_t count);
+  bool overlaps(const QuantizedPanel& panel, std::int64_t tile, std::int64_t count) const;
+  void push(const QuantizedPanel& panel, std::int64_t tile);
+  static void hide(const void* masked_turn, float* scores);
+  void flush();
+  CodedKeys coded_keys(std::int64_t tile, KeyRange range) const;
+  CodedValues coded_values(std::int64_t tile, KeyRange range) const;
   void step(QuantizedPanel& panel, std::int64_t tile, std::int64_t count);
   TileSource keys_of(std::int64_t tile, std::int64_t count) const;
   TileSource values_of(std::int64_t tile, std::int64_t count) const;
@@ -106,6 +116,14 @@ class QuantizedWalk {
   std::vector<QuantizedPanel> panels_;
   KeyTile keys_{};  // of the tile that is loaded
   NextTile next_{};
+  CodePipeline pipeline_{};
+  // What the masks of the last two turns were told: the pipeline is one turn behind.
+  struct MaskedTurn {
+    const QuantizedWalk* walk = nullptr;
+    TileStep step{};
+  };
+  MaskedTurn masked_turns_[2]{};
+  std::size_t num_masked_ = 0;
 };
 
 }  // namespace fovea::cpu

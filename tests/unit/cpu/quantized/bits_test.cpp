@@ -1,6 +1,7 @@
 // Bits of recipes: equal whatever else is in the batch, however rows are packed, and by whatever number of threads.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -133,6 +134,86 @@ TEST(QuantizedBits, OfOtherRowsDoNotDependOnWhatIsNotFinite) {
         }
       }
     }
+  }
+}
+
+/// Tiles of 64 keys: none, one, whole ones and a part. Rows that fill panels of 48, and that do not.
+std::vector<Case> cases_of_whole_tiles() {
+  struct Sizes {
+    std::int64_t seqlen_q, seqlen_kv, head_dim_qk, head_dim_v;
+  };
+  std::vector<Case> cases;
+  for (const Sizes& size :
+       {Sizes{1, 1, 64, 64}, Sizes{1, 64, 40, 72}, Sizes{16, 65, 72, 40}, Sizes{33, 127, 128, 16},
+        Sizes{48, 128, 128, 128}, Sizes{49, 191, 1, 65}, Sizes{97, 577, 128, 256},
+        Sizes{61, 331, 256, 128}}) {
+    for (const float scale :
+         {0.05F, 6.0F}) {  // references that stay, and that rise with many tiles
+      Case problem{.label = "int8"};
+      problem.seqlen_q = size.seqlen_q;
+      problem.seqlen_kv = size.seqlen_kv;
+      problem.head_dim_qk = size.head_dim_qk;
+      problem.head_dim_v = size.head_dim_v;
+      problem.num_heads_q = 2;
+      problem.dtype = Dtype::bf16;
+      problem.softmax_scale = scale;
+      problem.quant = parse_quantization("int8");
+      cases.push_back(problem);
+      problem.batch = 2;
+      problem.mask = causal();
+      cases.push_back(problem);
+    }
+  }
+  return cases;
+}
+
+/// Sums of codes are exact and probabilities the same numbers, step by step and in turns that overlap.
+TEST(QuantizedBits, OfInt8AreTheSameWhereverCodesAreMultiplied) {
+  const std::vector<CpuTarget> of_codes{CpuTarget::avx_vnni, CpuTarget::avx512_vnni,
+                                        CpuTarget::avx512_bf16, CpuTarget::amx_bf16};
+  for (const Case& problem : cases_of_whole_tiles()) {
+    CaseMemory memory(problem);
+    AttentionForward args = memory.args();
+    std::vector<std::uint64_t> out, lse, row_max;
+    for (const CpuTarget target : targets_for(problem)) {
+      if (std::ranges::find(of_codes, target) == of_codes.end()) continue;
+      memory.poison_outputs();
+      args.cpu_target = target;
+      EXPECT_EQ(run_with_poisoned_workspace(args), "");
+      if (out.empty()) {
+        out = bits_of(args.out);
+        lse = bits_of(args.lse);
+        row_max = bits_of(args.row_max);
+      }
+      EXPECT_EQ(bits_of(args.out), out) << problem.describe() << " on " << name(target);
+      EXPECT_EQ(bits_of(args.lse), lse) << problem.describe() << " on " << name(target);
+      EXPECT_EQ(bits_of(args.row_max), row_max) << problem.describe() << " on " << name(target);
+    }
+  }
+}
+
+/// Keys and values that are not finite, in the middle of whole tiles: the same rows are lost, no other bit differs.
+TEST(QuantizedBits, OfInt8AreTheSameBesideWhatIsNotFinite) {
+  Case problem{.label = "int8"};
+  problem.seqlen_q = 70;
+  problem.seqlen_kv = 400;
+  problem.head_dim_qk = problem.head_dim_v = 64;
+  problem.dtype = Dtype::bf16;
+  problem.quant = parse_quantization("int8");
+  problem.mask = causal();
+  problem.has_infinite_values = true;
+  CaseMemory memory(problem);
+  set_row(memory.k, {.batch = 0, .row = 390, .head = 0}, INFINITY);
+  memory.k.seal();
+  AttentionForward args = memory.args();
+  std::vector<std::uint64_t> out;
+  for (const CpuTarget target : targets_for(problem)) {
+    if (target != CpuTarget::avx512_vnni && target != CpuTarget::amx_bf16) continue;
+    memory.poison_outputs();
+    args.cpu_target = target;
+    attention_forward(args);
+    if (out.empty()) out = bits_of(args.out);
+    EXPECT_EQ(bits_of(args.out), out) << name(target);
   }
 }
 
