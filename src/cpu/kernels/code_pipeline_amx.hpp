@@ -21,15 +21,10 @@
 #include <cstdint>
 
 #include "cpu/kernels/amx.hpp"
+#include "cpu/kernels/code_tiles_amx.hpp"
 #include "cpu/kernels/codes.hpp"
 #include "cpu/kernels/panel_amx_softmax.hpp"
 #include "cpu/kernels/panel_amx_tiles.hpp"
-
-// What amx.hpp knows, and products of eight bits.
-#define FOVEA_AMX_INT8 \
-  __attribute__((      \
-      target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16,amx-int8")))
-#define FOVEA_AMX_INT8_INLINE FOVEA_AMX_INT8 __attribute__((always_inline)) inline
 
 namespace fovea::cpu::amx {
 
@@ -45,7 +40,7 @@ class CodeTurns {
       NoWork none;
       for (std::int64_t half = 0; half < 2; ++half) {
         multiply_keys(turn, half, none);
-        store_sums(work_of(p).scores + half * kHalf, none);
+        store_code_sums(work_of(p).scores + half * kHalf, none);
       }
     }
     p.current = turn;
@@ -291,63 +286,20 @@ class CodeTurns {
 
   // ---- tile work ----
 
-  /// Two tiles of rows, which come with the hint that they will not be needed soon, times three vectors of quads.
-#define FOVEA_MULTIPLY_CODES(multiply, rows, pitch, quads)    \
-  _tile_stream_loadd(6, rows, pitch);                         \
-  _tile_loadd(7, quads, kLaneBytes);                          \
-  multiply(0, 6, 7);                                          \
-  _tile_loadd(7, (quads) + 16, kLaneBytes);                   \
-  multiply(1, 6, 7);                                          \
-  _tile_loadd(7, (quads) + 32, kLaneBytes);                   \
-  multiply(2, 6, 7);                                          \
-  work.fill_gap();                                            \
-  _tile_stream_loadd(6, (rows) + kTileRows * (pitch), pitch); \
-  multiply(5, 6, 7);                                          \
-  _tile_loadd(7, (quads) + 16, kLaneBytes);                   \
-  multiply(4, 6, 7);                                          \
-  _tile_loadd(7, quads, kLaneBytes);                          \
-  multiply(3, 6, 7);                                          \
-  work.fill_gap()
-
   static std::int64_t num_key_gaps(const CodeTurn& turn) {
     return turn.keys.pitch / kTileBytes * 2;
   }
-  /// Of half the keys. A row stride of 0 puts what sums start from into every row.
+  /// Of half the keys.
   template <class VectorWork>
   static FOVEA_AMX_INT8_INLINE void multiply_keys(const CodeTurn& turn, std::int64_t half,
                                                   VectorWork& work) {
     const std::int64_t pitch = turn.keys.pitch;
-    const auto* quads = static_cast<const std::int32_t*>(turn.queries);
-    const std::int32_t* const corrections = quads + pitch / 4 * kLanes;
-    _tile_loadd(0, corrections, 0);
-    _tile_loadd(1, corrections + 16, 0);
-    _tile_loadd(2, corrections + 32, 0);
-    _tile_loadd(3, corrections, 0);
-    _tile_loadd(4, corrections + 16, 0);
-    _tile_loadd(5, corrections + 32, 0);
-    const std::uint8_t* codes = turn.keys.codes + half * kJobRows * pitch;
-    for (std::int64_t d = 0; d < pitch; d += kTileBytes) {
-      FOVEA_MULTIPLY_CODES(_tile_dpbusd, codes, pitch, quads);
-      codes += kTileBytes;
-      quads += kTileBytes / 4 * kLanes;
-    }
+    const auto* const quads = static_cast<const std::int32_t*>(turn.queries);
+    multiply_key_codes(turn.keys.codes + half * kJobRows * pitch, pitch, pitch, quads,
+                       quads + pitch / 4 * kLanes, work);
   }
 
-  static constexpr std::int64_t kStoreGaps = 3, kBlockGaps = 2 + kStoreGaps;
-  template <class VectorWork>
-  static FOVEA_AMX_INT8_INLINE void store_sums(void* sums, VectorWork& work) {
-    auto* const first = static_cast<std::int32_t*>(sums);
-    auto* const second = first + kTileRows * kLanes;
-    _tile_stored(0, first, kLaneBytes);
-    _tile_stored(1, first + 16, kLaneBytes);
-    work.fill_gap();
-    _tile_stored(2, first + 32, kLaneBytes);
-    _tile_stored(5, second + 32, kLaneBytes);
-    work.fill_gap();
-    _tile_stored(4, second + 16, kLaneBytes);
-    _tile_stored(3, second, kLaneBytes);
-    work.fill_gap();
-  }
+  static constexpr std::int64_t kBlockGaps = 2 + kStoreGaps;
 
   /// Of the prior turn, all but the sums of the last block added.
   template <class VectorWork>
@@ -359,21 +311,13 @@ class CodeTurns {
     for (std::int64_t block = 0; block < blocks; ++block) {
       {
         const CompilerFence fence;
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        _tile_zero(4);
-        _tile_zero(5);
-        FOVEA_MULTIPLY_CODES(_tile_dpbsud, codes, values.pitch, quads);
-        store_sums(work_of(p).sums[block & 1], work);
+        multiply_value_codes(codes, values.pitch, kKeys, quads, work);
+        store_code_sums(work_of(p).sums[block & 1], work);
       }
       if (block > 0) add_block(p, block - 1);
       codes += kJobRows * values.pitch;
     }
   }
-
-#undef FOVEA_MULTIPLY_CODES
 
   // ---- a turn ----
 
@@ -412,12 +356,12 @@ class CodeTurns {
           next == nullptr ? 1 : kTileDensity * (num_key_gaps(*next) + kStoreGaps);
       Codes codes(second, gaps);
       if (next != nullptr) {
-        store_sums(work.scores, codes);
+        store_code_sums(work.scores, codes);
         multiply_keys(*next, 1, codes);
       }
       codes.finish();
       NoWork none;
-      if (next != nullptr) store_sums(work.scores + kHalf, none);
+      if (next != nullptr) store_code_sums(work.scores + kHalf, none);
     }
     if (blocks > 0) add_block(p, blocks - 1);
     for (int v = 0; v < kVectors; ++v) {

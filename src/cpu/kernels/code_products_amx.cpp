@@ -17,86 +17,18 @@
 
 #include "cpu/kernels/amx.hpp"
 #include "cpu/kernels/code_pipeline_amx.hpp"
+#include "cpu/kernels/code_tiles_amx.hpp"
 
 namespace fovea::cpu {
 namespace {
 
 using amx::CompilerFence;
-using amx::kTileRows;
 
 constexpr std::int64_t kLanes = 48;  // of the AVX-512 f32 panel
 constexpr int kVectors = 3;
 constexpr std::int64_t kVectorLanes = 16;
-constexpr std::int64_t kLaneBytes = kLanes * 4;
 constexpr std::int64_t kBlock = CodeProducts::kBlock;
-constexpr std::int64_t kTileCodes = CodeProducts::kPitch;  // of a tile's row
-static_assert(kBlock == 2 * kTileRows && kTileCodes == amx::kTileBytes);
-
-/// Sums of kBlock rows: tiles 0 to 2 and 3 to 5.
-FOVEA_AMX_INT8_INLINE void store_sums(std::int32_t* sums) {
-  std::int32_t* const second = sums + kTileRows * kLanes;
-  _tile_stored(0, sums, kLaneBytes);
-  _tile_stored(1, sums + 16, kLaneBytes);
-  _tile_stored(2, sums + 32, kLaneBytes);
-  _tile_stored(3, second, kLaneBytes);
-  _tile_stored(4, second + 16, kLaneBytes);
-  _tile_stored(5, second + 32, kLaneBytes);
-}
-
-/// One tile of 16 rows in two halves of a block against the three vectors of lanes. Rows come with the hint that they
-/// will not be needed soon (panel_amx_tiles.hpp).
-#define FOVEA_MULTIPLY_CODES(multiply, rows, pitch, quads)    \
-  _tile_stream_loadd(6, rows, pitch);                         \
-  _tile_loadd(7, quads, kLaneBytes);                          \
-  multiply(0, 6, 7);                                          \
-  _tile_loadd(7, (quads) + 16, kLaneBytes);                   \
-  multiply(1, 6, 7);                                          \
-  _tile_loadd(7, (quads) + 32, kLaneBytes);                   \
-  multiply(2, 6, 7);                                          \
-  _tile_stream_loadd(6, (rows) + kTileRows * (pitch), pitch); \
-  multiply(5, 6, 7);                                          \
-  _tile_loadd(7, (quads) + 16, kLaneBytes);                   \
-  multiply(4, 6, 7);                                          \
-  _tile_loadd(7, quads, kLaneBytes);                          \
-  multiply(3, 6, 7)
-
-/// Of kBlock keys. A row stride of 0 puts what sums start from into every row.
-FOVEA_AMX_INT8_INLINE void multiply_keys(const std::uint8_t* codes, std::int64_t pitch,
-                                         std::int64_t depth, const std::int32_t* quads,
-                                         const std::int32_t* corrections, std::int32_t* sums) {
-  _tile_loadd(0, corrections, 0);
-  _tile_loadd(1, corrections + 16, 0);
-  _tile_loadd(2, corrections + 32, 0);
-  _tile_loadd(3, corrections, 0);
-  _tile_loadd(4, corrections + 16, 0);
-  _tile_loadd(5, corrections + 32, 0);
-  for (std::int64_t i = 0; i < depth; i += kTileCodes) {
-    const std::uint8_t* const rows = codes + i;
-    const std::int32_t* const at = quads + i / 4 * kLanes;
-    FOVEA_MULTIPLY_CODES(_tile_dpbusd, rows, pitch, at);
-  }
-  store_sums(sums);
-}
-
-/// Of kBlock channels.
-FOVEA_AMX_INT8_INLINE void multiply_values(const std::uint8_t* codes, std::int64_t pitch,
-                                           std::int64_t num_keys, const std::int32_t* quads,
-                                           std::int32_t* sums) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  _tile_zero(4);
-  _tile_zero(5);
-  for (std::int64_t i = 0; i < num_keys; i += kTileCodes) {
-    const std::uint8_t* const rows = codes + i;
-    const std::int32_t* const at = quads + i / 4 * kLanes;
-    FOVEA_MULTIPLY_CODES(_tile_dpbsud, rows, pitch, at);
-  }
-  store_sums(sums);
-}
-
-#undef FOVEA_MULTIPLY_CODES
+static_assert(kBlock == amx::kJobRows && CodeProducts::kPitch == amx::kTileBytes);
 
 /// In place: sums of `count` keys from `key` on become scores.
 FOVEA_AMX_INT8_INLINE void to_scores(const CodedKeys& keys, std::int64_t key, std::int64_t count,
@@ -126,8 +58,10 @@ FOVEA_AMX_INT8 void scores(const void* queries, const CodedKeys& keys, std::int6
   for (std::int64_t key = 0; key < keys.count; key += kBlock) {
     {
       const CompilerFence fence;
-      multiply_keys(keys.codes + key * keys.pitch, keys.pitch, depth, quads, corrections,
-                    reinterpret_cast<std::int32_t*>(out + key * kLanes));
+      amx::NoWork none;
+      amx::multiply_key_codes(keys.codes + key * keys.pitch, keys.pitch, depth, quads, corrections,
+                              none);
+      amx::store_code_sums(out + key * kLanes, none);
     }
     if (key > 0) to_scores(keys, done, kBlock, lanes, out);
     done = key;
@@ -169,8 +103,10 @@ FOVEA_AMX_INT8 void accumulate_blocks(const CodedValues& values, const std::int3
   for (std::int64_t channel = 0; channel < values.head_dim; channel += kBlock, half ^= 1) {
     {
       const CompilerFence fence;
-      multiply_values(values.codes + channel * values.pitch, values.pitch, values.num_keys, quads,
-                      sums[half]);
+      amx::NoWork none;
+      amx::multiply_value_codes(values.codes + channel * values.pitch, values.pitch,
+                                values.num_keys, quads, none);
+      amx::store_code_sums(sums[half], none);
     }
     if (channel > 0) add_sums<kRescales>(values, done, kBlock, sums[half ^ 1], rows, out);
     done = channel;
