@@ -1,5 +1,5 @@
-// Tile products of codes of eight bits, cut so small that vector work fits between them: 32 rows of codes by 48 lanes of
-// quads, four codes in a word. Sums are tiles 0 to 5, s32; 6 and 7 are operands. Layouts: codes.hpp; why vector work
+// Tile products of codes of eight bits, cut so small that vector work fits between them: 32 rows of codes by 48 lanes
+// of quads, four codes in a word. Sums are tiles 0 to 5, s32; 6 and 7 are operands. Layouts: codes.hpp; why vector work
 // stands between tile instructions: panel_amx_tiles.hpp.
 #pragma once
 
