@@ -240,47 +240,15 @@ class CodeTurns {
     std::int32_t* to_ = nullptr;
   };
 
-  template <bool kRescales>
-  static FOVEA_AMX_INT8_INLINE void add_rows(const CodeTurn& turn, const Work& work,
-                                             std::int64_t block) {
-    const std::int64_t channel = block * kJobRows;
-    const std::int64_t count = std::min(kJobRows, turn.values.head_dim - channel);
-    const float* const scale = turn.values.scale + channel;
-    float* const out = turn.out + channel * kLanes;
-    const std::int32_t* const sums = work.sums[block & 1];
-    __m512 weight[kVectors], rescale[kVectors];
-#pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) {
-      weight[v] = _mm512_load_ps(work.weight + v * kVectorLanes);
-      rescale[v] = _mm512_load_ps(work.rescale + v * kVectorLanes);
-    }
-#pragma GCC unroll 4
-    for (std::int64_t i = 0; i < count; ++i) {
-#pragma GCC unroll 3
-      for (int v = 0; v < kVectors; ++v) {
-        const std::int64_t at = i * kLanes + v * kVectorLanes;
-        __m512 before = _mm512_load_ps(out + at);
-        if constexpr (kRescales) before = _mm512_mul_ps(before, rescale[v]);
-        const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums + at));
-        const __m512 factor = _mm512_mul_ps(weight[v], _mm512_set1_ps(scale[i]));
-        _mm512_store_ps(out + at, _mm512_fmadd_ps(factor, sum, before));
-      }
-    }
-  }
-
   /// A block of channels of the prior turn.
   static FOVEA_AMX_INT8_INLINE void add_block(const CodePipeline& p, std::int64_t block) {
     const Work& work = work_of(p);
-    unsigned keeps = 0xffffU;
-#pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) {
-      const __m512 rescale = _mm512_load_ps(work.rescale + v * kVectorLanes);
-      keeps &= _mm512_cmp_ps_mask(rescale, _mm512_set1_ps(1.0F), _CMP_EQ_OQ);
-    }
-    if (keeps == 0xffffU) {
-      add_rows<false>(p.prior, work, block);
+    const std::int32_t* const sums = work.sums[block & 1];
+    const std::int64_t channel = block * kJobRows;
+    if (keeps_sums(work.rescale)) {
+      add_code_sums<false>(p.prior.values, channel, sums, work.weight, work.rescale, p.prior.out);
     } else {
-      add_rows<true>(p.prior, work, block);
+      add_code_sums<true>(p.prior.values, channel, sums, work.weight, work.rescale, p.prior.out);
     }
   }
 

@@ -12,7 +12,6 @@
 
 #if defined(__x86_64__)
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cpu/kernels/amx.hpp"
@@ -23,10 +22,9 @@ namespace fovea::cpu {
 namespace {
 
 using amx::CompilerFence;
+using amx::kLanes;
+using amx::kVectorLanes;
 
-constexpr std::int64_t kLanes = 48;  // of the AVX-512 f32 panel
-constexpr int kVectors = 3;
-constexpr std::int64_t kVectorLanes = 16;
 constexpr std::int64_t kBlock = CodeProducts::kBlock;
 static_assert(kBlock == amx::kJobRows && CodeProducts::kPitch == amx::kTileBytes);
 
@@ -69,31 +67,6 @@ FOVEA_AMX_INT8 void scores(const void* queries, const CodedKeys& keys, std::int6
   to_scores(keys, done, keys.count - done, lanes, out);
 }
 
-/// Sums of `count` channels from `channel` on: a row of Oᵀ after the other, three cache lines each.
-template <bool kRescales>
-FOVEA_AMX_INT8_INLINE void add_sums(const CodedValues& values, std::int64_t channel,
-                                    std::int64_t count, const std::int32_t* sums,
-                                    const QuantizedRows& rows, float* out) {
-  __m512 weight[kVectors], rescale[kVectors];
-#pragma GCC unroll 3
-  for (int v = 0; v < kVectors; ++v) {
-    weight[v] = _mm512_load_ps(rows.weight + v * kVectorLanes);
-    rescale[v] = _mm512_load_ps(rows.rescale + v * kVectorLanes);
-  }
-  for (std::int64_t i = 0; i < count; ++i) {
-    const __m512 scale = _mm512_set1_ps(values.scale[channel + i]);
-#pragma GCC unroll 3
-    for (int v = 0; v < kVectors; ++v) {
-      float* const at = out + (channel + i) * kLanes + v * kVectorLanes;
-      __m512 before = _mm512_load_ps(at);
-      if constexpr (kRescales) before = _mm512_mul_ps(before, rescale[v]);
-      const std::int32_t* const of_row = sums + i * kLanes + v * kVectorLanes;
-      const __m512 sum = _mm512_cvtepi32_ps(_mm512_load_si512(of_row));
-      _mm512_store_ps(at, _mm512_fmadd_ps(_mm512_mul_ps(weight[v], scale), sum, before));
-    }
-  }
-}
-
 template <bool kRescales>
 FOVEA_AMX_INT8 void accumulate_blocks(const CodedValues& values, const std::int32_t* quads,
                                       const QuantizedRows& rows, float* out) {
@@ -108,26 +81,17 @@ FOVEA_AMX_INT8 void accumulate_blocks(const CodedValues& values, const std::int3
                                 values.num_keys, quads, none);
       amx::store_code_sums(sums[half], none);
     }
-    if (channel > 0) add_sums<kRescales>(values, done, kBlock, sums[half ^ 1], rows, out);
+    if (channel > 0)
+      amx::add_code_sums<kRescales>(values, done, sums[half ^ 1], rows.weight, rows.rescale, out);
     done = channel;
   }
-  add_sums<kRescales>(values, done, values.head_dim - done, sums[half ^ 1], rows, out);
-}
-
-FOVEA_AMX_INT8_INLINE bool keeps_sums(const QuantizedRows& rows) {
-  unsigned keeps = 0xffffU;
-#pragma GCC unroll 3
-  for (std::int64_t lane = 0; lane < kLanes; lane += kVectorLanes) {
-    const __m512 rescale = _mm512_load_ps(rows.rescale + lane);
-    keeps &= _mm512_cmp_ps_mask(rescale, _mm512_set1_ps(1.0F), _CMP_EQ_OQ);
-  }
-  return keeps == 0xffffU;
+  amx::add_code_sums<kRescales>(values, done, sums[half ^ 1], rows.weight, rows.rescale, out);
 }
 
 FOVEA_AMX_INT8 void accumulate(const CodedValues& values, const void* probabilities,
                                const QuantizedRows& rows, float* out) {
   const auto* const quads = static_cast<const std::int32_t*>(probabilities);
-  if (keeps_sums(rows)) {
+  if (amx::keeps_sums(rows.rescale)) {
     accumulate_blocks<false>(values, quads, rows, out);
   } else {
     accumulate_blocks<true>(values, quads, rows, out);

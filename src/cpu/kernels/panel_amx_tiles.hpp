@@ -55,14 +55,19 @@ struct TileJob {
   _tile_loadd(7, (pairs_at) + 128, kLaneBytes);                             \
   _tile_dpbf16ps(sum2, 6, 7)
 
+/// Tiles 0 to 5.
+FOVEA_AMX_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+}
+
 FOVEA_AMX_INLINE void start_sums(const TileJob& job) {
   if (!job.adds) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(5);
+    zero_sums();
     return;
   }
   const float* second = job.sums + kTileRows * kLanes;
