@@ -3,18 +3,16 @@
 // second-level cache. Contenders take turns; the least of many.
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "cpu/features.hpp"
 #include "cpu/kernels/codes.hpp"
 #include "cpu/kernels/kernel_scope.hpp"
 #include "cpu/kernels/panel.hpp"
+#include "steps.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -24,22 +22,7 @@ constexpr int kRounds = 200;
 
 enum Step { kScores, kRound, kAccumulate, kPipeline, kNumSteps };
 constexpr std::array<const char*, kNumSteps> kNames = {"scores", "codes", "values", "pipeline"};
-using Times = std::array<double, kNumSteps>;  // seconds
-
-class Buffer {
- public:
-  explicit Buffer(std::size_t bytes) : memory_(bytes + 4096) {
-    void* at = memory_.data();
-    std::size_t space = memory_.size();
-    at_ = static_cast<std::byte*>(std::align(4096, bytes, at, space));
-  }
-  std::uint8_t* bytes() { return reinterpret_cast<std::uint8_t*>(at_); }
-  float* floats() { return reinterpret_cast<float*>(at_); }
-
- private:
-  std::vector<std::byte> memory_;
-  std::byte* at_ = nullptr;
-};
+using Times = StepTimes<kNumSteps>;
 
 class Item {
  public:
@@ -57,78 +40,72 @@ class Item {
         value_scale_(static_cast<std::size_t>(head_dim) * 4),
         pipeline_(products.push == nullptr ? 0 : products.pipeline_bytes()) {
     std::uint32_t state = 1;
-    const auto fill = [&](Buffer& buffer, std::int64_t count) {
+    const auto fill_codes = [&](Buffer& buffer, std::int64_t count) {
       for (std::int64_t i = 0; i < count; ++i) {
         state = state * 1664525U + 1013904223U;
-        buffer.bytes()[i] = static_cast<std::uint8_t>((state >> 24U) % 255 + 1);
+        buffer.codes()[i] = static_cast<std::uint8_t>((state >> 24U) % 255 + 1);
       }
     };
-    fill(keys_, kTiles * kTileKv * pitch_);
-    fill(values_, kTiles * tile_bytes());
+    fill_codes(keys_, kTiles * kTileKv * pitch_);
+    fill_codes(values_, kTiles * tile_bytes());
     Buffer row(static_cast<std::size_t>(kLanes * pitch_));
-    fill(row, kLanes * pitch_);
+    fill_codes(row, kLanes * pitch_);
     std::array<const std::uint8_t*, kLanes> rows{};
     for (std::int64_t i = 0; i < kLanes; ++i) {
-      std::fill(row.bytes() + i * pitch_ + head_dim, row.bytes() + (i + 1) * pitch_,
+      std::fill(row.codes() + i * pitch_ + head_dim, row.codes() + (i + 1) * pitch_,
                 std::uint8_t{0});
-      rows[static_cast<std::size_t>(i)] = row.bytes() + i * pitch_;
+      rows[static_cast<std::size_t>(i)] = row.codes() + i * pitch_;
     }
-    products.pack_queries(rows.data(), head_dim, queries_.bytes());
+    products.pack_queries(rows.data(), head_dim, queries_.codes());
     std::fill_n(key_scale_.floats(), kTiles * kTileKv, 0.02F);
     std::fill_n(value_scale_.floats(), head_dim, 0.02F);
     std::fill_n(octaves(), kLanes, 0.02F / std::sqrt(static_cast<float>(head_dim)));
   }
 
   Times run() {
-    times_ = {};
+    clock_ = {};
     start();
     for (std::int64_t tile = 0; tile < kTiles; ++tile) {
       const CodeTurn turn = turn_of(tile);
-      last_ = Clock::now();
+      clock_.start();
       products_.scores(turn.queries, turn.keys, head_dim_, {}, scores_.floats());
-      tick(kScores);
+      clock_.tick(kScores);
       products_.round_probabilities(
           {.scores = scores_.floats(), .num_keys = kTileKv, .octaves = octaves()}, {}, turn.rows);
-      tick(kRound);
+      clock_.tick(kRound);
       products_.accumulate(turn.values, scores_.floats(), turn.rows, turn.out);
-      tick(kAccumulate);
+      clock_.tick(kAccumulate);
     }
     const std::vector<float> expected(out_.floats(), out_.floats() + head_dim_ * kLanes);
-    if (products_.push == nullptr) return times_;
+    if (products_.push == nullptr) return clock_.times();
     start();
-    CodePipeline pipeline{.memory = reinterpret_cast<std::byte*>(pipeline_.bytes())};
-    last_ = Clock::now();
+    CodePipeline pipeline{.memory = pipeline_.bytes()};
+    clock_.start();
     for (std::int64_t tile = 0; tile < kTiles; ++tile) products_.push(pipeline, turn_of(tile));
     products_.flush(pipeline);
-    tick(kPipeline);
+    clock_.tick(kPipeline);
     if (!std::equal(expected.begin(), expected.end(), out_.floats())) std::printf("not equal\n");
-    return times_;
+    return clock_.times();
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   enum Row { kMax, kOrigin, kSum, kKept, kRescale, kWeight, kOctaves, kNumRows };
 
   std::int64_t tile_bytes() const { return CodeProducts::value_rows(head_dim_) * kTileKv; }
   float* row(Row which) { return rows_.floats() + which * kLanes; }
   float* octaves() { return row(kOctaves); }
-  void tick(Step step) {
-    const Clock::time_point now = Clock::now();
-    times_[step] += std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-  }
   void start() {
     std::fill_n(row(kMax), 2 * kLanes, -std::numeric_limits<float>::infinity());
     std::fill_n(row(kSum), 2 * kLanes, 0.0F);
     std::fill_n(out_.floats(), head_dim_ * kLanes, 0.0F);
   }
   CodeTurn turn_of(std::int64_t tile) {
-    return {.queries = queries_.bytes(),
-            .keys = {.codes = keys_.bytes() + tile * kTileKv * pitch_,
+    return {.queries = queries_.codes(),
+            .keys = {.codes = keys_.codes() + tile * kTileKv * pitch_,
                      .pitch = pitch_,
                      .scale = key_scale_.floats() + tile * kTileKv,
                      .count = kTileKv},
-            .values = {.codes = values_.bytes() + tile * tile_bytes(),
+            .values = {.codes = values_.codes() + tile * tile_bytes(),
                        .pitch = kTileKv,
                        .scale = value_scale_.floats(),
                        .head_dim = head_dim_,
@@ -146,8 +123,7 @@ class Item {
   const CodeProducts& products_;
   std::int64_t head_dim_, pitch_;
   Buffer keys_, values_, queries_, scores_, out_, rows_, key_scale_, value_scale_, pipeline_;
-  Times times_{};
-  Clock::time_point last_{};
+  StepClock<kNumSteps> clock_;
 };
 
 void bench(const char* target, const CodeProducts& products, std::int64_t head_dim) {
@@ -160,10 +136,7 @@ void bench(const char* target, const CodeProducts& products, std::int64_t head_d
       best[step] = std::min(best[step], times[step]);
   }
   std::printf("%-8s head_dim %3d", target, static_cast<int>(head_dim));
-  for (std::size_t step = 0; step < kNumSteps; ++step) {
-    if (best[step] > 0) std::printf("  %s %.0f", kNames[step], best[step] / kTiles * 1e9);
-  }
-  std::printf("  ns\n");
+  print_steps(kNames, best, kTiles);
 }
 
 }  // namespace

@@ -3,18 +3,15 @@
 // cpu/attention_backward.cpp.
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <limits>
-#include <memory>
-#include <vector>
 
 #include "fovea/problem.hpp"
 
 #include "cpu/features.hpp"
 #include "cpu/kernels/gradient.hpp"
+#include "steps.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -39,38 +36,7 @@ enum Step {
 };
 constexpr std::array<const char*, kNumSteps> kNames = {"pack", "load", "S",  "dP",  "softmax",
                                                        "dV",   "dK",   "dQ", "emit"};
-using Times = std::array<double, kNumSteps>;  // seconds
-
-/// Memory aligned as the library's workspaces are.
-class Buffer {
- public:
-  explicit Buffer(std::size_t bytes) : memory_(bytes + 4096) {
-    void* at = memory_.data();
-    std::size_t space = memory_.size();
-    at_ = static_cast<std::byte*>(std::align(4096, bytes, at, space));
-  }
-  std::byte* bytes() { return at_; }
-  float* floats() { return reinterpret_cast<float*>(at_); }
-
- private:
-  std::vector<std::byte> memory_;
-  std::byte* at_ = nullptr;
-};
-
-/// Numbers in [-1, 1) in the dtype that the target multiplies.
-void fill(Buffer& buffer, std::int64_t count, Dtype dtype) {
-  std::uint32_t state = 1;
-  for (std::int64_t i = 0; i < count; ++i) {
-    state = state * 1664525U + 1013904223U;
-    const float value = static_cast<float>(state >> 8U) * 0x1p-23F - 1.0F;
-    if (dtype == Dtype::f32) {
-      buffer.floats()[i] = value;
-    } else {
-      const bfloat16 narrow(value);
-      std::memcpy(buffer.bytes() + 2 * i, &narrow, 2);
-    }
-  }
-}
+using Times = StepTimes<kNumSteps>;
 
 class Item {
  public:
@@ -107,24 +73,23 @@ class Item {
   }
 
   Times run() {
-    times_ = {};
+    clock_ = {};
     if (kernels_.start != nullptr) kernels_.start();
-    last_ = Clock::now();
+    clock_.start();
     load();
-    tick(kLoad);
+    clock_.tick(kLoad);
     for (int panel = 0; panel < kPanels; ++panel) pack(panel);
-    tick(kPack);
+    clock_.tick(kPack);
     for (std::int64_t tile = 0; tile < kTiles; ++tile) {
       for (int panel = 0; panel < kPanels; ++panel) step(tile, panel);
     }
     for (int panel = 0; panel < kPanels; ++panel) emit(panel);
-    tick(kEmit);
+    clock_.tick(kEmit);
     if (kernels_.stop != nullptr) kernels_.stop();
-    return times_;
+    return clock_.times();
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   static constexpr KeyRange kAll{0, kTileKv};
 
   std::size_t bytes_of(std::int64_t rows) const {
@@ -132,11 +97,6 @@ class Item {
   }
   std::size_t sum_bytes() const {
     return static_cast<std::size_t>(kKeys * gradient_.row_pitch(head_dim_)) * sizeof(float);
-  }
-  void tick(Step step) {
-    const Clock::time_point now = Clock::now();
-    times_[step] += std::chrono::duration<double>(now - last_).count();
-    last_ = now;
   }
   template <typename Size>
   static std::byte* part(Buffer& buffer, std::int64_t index, Size bytes) {
@@ -180,10 +140,10 @@ class Item {
     NextTile next;
     kernels_.scores(part(queries_, panel, kernels_.query_bytes(head_dim_)), key_tiles_[i], kAll,
                     head_dim_, num_vectors(), scores_.floats(), next);
-    tick(kScores);
+    clock_.tick(kScores);
     kernels_.scores(part(douts_, panel, kernels_.query_bytes(head_dim_)), value_tiles_[i], kAll,
                     head_dim_, num_vectors(), products_.floats(), next);
-    tick(kProducts);
+    clock_.tick(kProducts);
     const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim_));
     gradient_.softmax_gradient({.scores = scores_.floats(),
                                 .products = products_.floats(),
@@ -195,20 +155,20 @@ class Item {
                                 .origin = lane_terms_.floats(),
                                 .log_sum = lane_terms_.floats() + lanes_,
                                 .delta = lane_terms_.floats() + 2 * lanes_});
-    tick(kSoftmax);
+    clock_.tick(kSoftmax);
     const std::int64_t sums = tile * kTileKv * gradient_.row_pitch(head_dim_);
     gradient_.accumulate_rows(scores_.floats(), kTileKv, lanes_,
                               part(dout_rows_, panel, gradient_.row_bytes(head_dim_)), head_dim_,
                               dv_.floats() + sums);
-    tick(kValues);
+    clock_.tick(kValues);
     gradient_.accumulate_rows(products_.floats(), kTileKv, lanes_,
                               part(query_rows_, panel, gradient_.row_bytes(head_dim_)), head_dim_,
                               dk_.floats() + sums);
-    tick(kKeyRows);
+    clock_.tick(kKeyRows);
     kernels_.accumulate(part(columns_, tile, kernels_.value_bytes(kTileKv, head_dim_)), kTileKv,
                         kAll, products_.floats(), head_dim_, num_vectors(),
                         lane_terms_.floats() + 3 * lanes_, dq(panel), next);
-    tick(kQueries);
+    clock_.tick(kQueries);
   }
 
   void emit(int panel) {
@@ -231,32 +191,18 @@ class Item {
   Buffer keys_, values_, columns_, dk_, dv_, scores_, products_;
   Buffer lane_terms_;  // origin, lse, delta and ones, [lanes] each
   std::array<KeyTile, kTiles> key_tiles_{}, value_tiles_{};
-  Times times_{};
-  Clock::time_point last_{};
+  StepClock<kNumSteps> clock_;
 };
 
 void bench(CpuTarget target, std::int64_t head_dim) {
   Item item(target, head_dim);
-  Times best{};
-  double least = std::numeric_limits<double>::infinity();
-  for (int round = 0; round < kRounds; ++round) {
-    const Times times = item.run();
-    double total = 0;
-    for (const double seconds : times) total += seconds;
-    if (total < least) {
-      least = total;
-      best = times;
-    }
-  }
+  const Times best = least_of(kRounds, [&] { return item.run(); });
   constexpr double kUnits = kPanels * kTiles;
   const int lanes = gradient_panel_kernels(target)->lanes;
   const double flops = 10.0 * lanes * static_cast<double>(kTileKv * head_dim) * kUnits;
   std::printf("%-9s head_dim %3d, %d lanes  %6.0f GFLOP/s", std::string(name(target)).c_str(),
-              static_cast<int>(head_dim), lanes, flops / least * 1e-9);
-  for (int step = 0; step < kNumSteps; ++step)
-    std::printf("  %s %.0f", kNames[static_cast<std::size_t>(step)],
-                best[static_cast<std::size_t>(step)] / kUnits * 1e9);
-  std::printf("  ns\n");
+              static_cast<int>(head_dim), lanes, flops / total(best) * 1e-9);
+  print_steps(kNames, best, kUnits);
 }
 
 }  // namespace

@@ -3,20 +3,18 @@
 // cpu/attention_forward.cpp. Kernels that overlap their steps are timed both ways: step by step, and as a pipeline.
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <numbers>
-#include <vector>
 
 #include "fovea/problem.hpp"
 
 #include "cpu/features.hpp"
 #include "cpu/forward/workspace.hpp"
 #include "cpu/kernels/panel.hpp"
+#include "steps.hpp"
 
 namespace fovea::cpu {
 namespace {
@@ -39,38 +37,7 @@ enum Step {
 };
 constexpr std::array<const char*, kNumSteps> kNames = {
     "pack", "load k", "load v", "scores", "softmax", "accumulate", "pipeline", "emit"};
-using Times = std::array<double, kNumSteps>;  // seconds
-
-/// Memory aligned as the library's workspaces are.
-class Buffer {
- public:
-  explicit Buffer(std::size_t bytes) : memory_(bytes + 4096) {
-    void* at = memory_.data();
-    std::size_t space = memory_.size();
-    at_ = static_cast<std::byte*>(std::align(4096, bytes, at, space));
-  }
-  std::byte* bytes() { return at_; }
-  float* floats() { return reinterpret_cast<float*>(at_); }
-
- private:
-  std::vector<std::byte> memory_;
-  std::byte* at_ = nullptr;
-};
-
-/// Numbers in [-1, 1) in the dtype that the target multiplies.
-void fill(Buffer& buffer, std::int64_t count, Dtype dtype) {
-  std::uint32_t state = 1;
-  for (std::int64_t i = 0; i < count; ++i) {
-    state = state * 1664525U + 1013904223U;
-    const float value = static_cast<float>(state >> 8U) * 0x1p-23F - 1.0F;
-    if (dtype == Dtype::f32) {
-      buffer.floats()[i] = value;
-    } else {
-      const bfloat16 narrow(value);
-      std::memcpy(buffer.bytes() + 2 * i, &narrow, 2);
-    }
-  }
-}
+using Times = StepTimes<kNumSteps>;
 
 class Item {
  public:
@@ -96,28 +63,21 @@ class Item {
 
   Times run(bool is_overlapped) {
     is_overlapped_ = is_overlapped;
-    times_ = {};
+    clock_ = {};
     if (kernels_.start != nullptr) kernels_.start();
-    last_ = Clock::now();
+    clock_.start();
     for (int panel = 0; panel < kPanels; ++panel) pack(panel);
-    tick(kPack);
+    clock_.tick(kPack);
     for (std::int64_t tile = 0; tile < kTiles; ++tile) walk(tile);
     for (int panel = 0; panel < kPanels; ++panel) emit(panel);
-    tick(kEmit);
+    clock_.tick(kEmit);
     if (kernels_.stop != nullptr) kernels_.stop();
-    return times_;
+    return clock_.times();
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   std::size_t bytes_of(std::int64_t rows) const {
     return static_cast<std::size_t>(rows * head_dim_) * size_bytes(kernels_.product);
-  }
-  void tick(Step step) {
-    const Clock::time_point now = Clock::now();
-    times_[step] += std::chrono::duration<double>(now - last_).count();
-    last_ = now;
   }
   float* out(int panel) {
     return reinterpret_cast<float*>(out_.bytes() + static_cast<std::size_t>(panel) *
@@ -153,9 +113,9 @@ class Item {
 
   void walk(std::int64_t tile) {
     const KeyTile keys = kernels_.load_keys(tile_of(k_, tile), keys_.bytes());
-    tick(kLoadKeys);
+    clock_.tick(kLoadKeys);
     kernels_.load_values(tile_of(v_, tile), /*is_careful=*/false, values_.bytes());
-    tick(kLoadValues);
+    clock_.tick(kLoadValues);
     if (is_overlapped_) {
       walk_overlapped(keys);
       return;
@@ -165,12 +125,12 @@ class Item {
       float* const scores = scores_.floats();
       const PanelState s = state(panel);
       kernels_.scores(queries(panel), keys, {0, kTileKv}, head_dim_, num_vectors(), scores, next);
-      tick(kScores);
+      clock_.tick(kScores);
       kernels_.softmax(scores, kTileKv, num_vectors(), scale_log2(), s, {});
-      tick(kSoftmax);
+      clock_.tick(kSoftmax);
       kernels_.accumulate(values_.bytes(), kTileKv, {0, kTileKv}, scores, head_dim_, num_vectors(),
                           s.rescale, out(panel), next);
-      tick(kAccumulate);
+      clock_.tick(kAccumulate);
     }
   }
 
@@ -192,7 +152,7 @@ class Item {
                     next);
     }
     kernels_.flush(pipeline, next);
-    tick(kPipeline);
+    clock_.tick(kPipeline);
   }
 
   float scale_log2() const {
@@ -218,32 +178,18 @@ class Item {
   std::int64_t head_dim_;
   Buffer q_, k_, v_, out_rows_, queries_, keys_, values_, out_, scores_, pipeline_, state_, rows_;
   bool is_overlapped_ = false;
-  Times times_{};
-  Clock::time_point last_{};
+  StepClock<kNumSteps> clock_;
 };
 
 void bench(CpuTarget target, std::int64_t head_dim, bool is_overlapped) {
   const PanelKernels& kernels = *panel_kernels(target);
   Item item(kernels, head_dim);
-  Times best{};
-  double least = std::numeric_limits<double>::infinity();
-  for (int round = 0; round < kRounds; ++round) {
-    const Times times = item.run(is_overlapped);
-    double total = 0;
-    for (const double seconds : times) total += seconds;
-    if (total < least) {
-      least = total;
-      best = times;
-    }
-  }
+  const Times best = least_of(kRounds, [&] { return item.run(is_overlapped); });
   constexpr double kUnits = kPanels * kTiles;
   const double flops = 4.0 * kernels.lanes * static_cast<double>(kTileKv * head_dim) * kUnits;
   std::printf("%-12s head_dim %3d  %6.0f GFLOP/s", std::string(name(target)).c_str(),
-              static_cast<int>(head_dim), flops / least * 1e-9);
-  for (std::size_t step = 0; step < kNumSteps; ++step) {
-    if (best[step] > 0) std::printf("  %s %.0f", kNames[step], best[step] / kUnits * 1e9);
-  }
-  std::printf("  ns\n");
+              static_cast<int>(head_dim), flops / total(best) * 1e-9);
+  print_steps(kNames, best, kUnits);
 }
 
 }  // namespace
