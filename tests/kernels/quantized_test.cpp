@@ -115,6 +115,30 @@ TEST(EmulatedSm80Quantized, RoundedExponentialsEqualTheOracleHoweverCopiesLand) 
   }
 }
 
+/// What the oracle makes of a call, and how far from it a kernel may be.
+struct Expected {
+  reference::ForwardResult result;
+  Tolerances allowed;
+};
+
+/// Runs a call whose memory is not that of its case: out is the oracle's.
+Expected expect_out(const AttentionForward& args, const Case& problem, Runner run,
+                    const cuda::DeviceTraits& device) {
+  Expected expected{reference::attention_forward(args), {}};
+  Emulation emulation;
+  run_args(run, problem.label, args, device, emulation);
+  EXPECT_EQ(emulation.findings, "");
+  expected.allowed = tolerances(args, expected.result, ComputeDtype::bf16);
+  EXPECT_EQ(difference({"out", args.out, expected.result.out, expected.allowed.out}), "");
+  return expected;
+}
+
+void expect_out_and_lse(const AttentionForward& args, const Case& problem, Runner run,
+                        const cuda::DeviceTraits& device) {
+  const Expected expected = expect_out(args, problem, run, device);
+  EXPECT_EQ(difference({"lse", args.lse, expected.result.lse, expected.allowed.lse}), "");
+}
+
 /// NaN and infinities of either sign in rows of q and k, some of which others see. The first keys are seen by all.
 void put_nonfinite(CaseMemory& memory) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -138,13 +162,7 @@ void expect_given_products(Case problem, Runner run, const cuda::DeviceTraits& d
   put_nonfinite(memory);
   memory.poison_outputs();
   const AttentionForward args = memory.args();
-  const reference::ForwardResult expected = reference::attention_forward(args);
-  Emulation emulation;
-  run_args(run, problem.label, args, device, emulation);
-  EXPECT_EQ(emulation.findings, "");
-  const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
-  EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
-  EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
+  expect_out_and_lse(args, problem, run, device);
   EXPECT_TRUE(std::ranges::any_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
   EXPECT_FALSE(std::ranges::all_of(values_of(args.lse), [](double x) { return std::isnan(x); }));
 }
@@ -180,13 +198,7 @@ void expect_rising_references(Case problem, Runner run, const cuda::DeviceTraits
   });
   memory.poison_outputs();
   const AttentionForward args = memory.args();
-  const reference::ForwardResult expected = reference::attention_forward(args);
-  Emulation emulation;
-  run_args(run, problem.label, args, device, emulation);
-  EXPECT_EQ(emulation.findings, "");
-  const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
-  EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
-  EXPECT_EQ(difference({"lse", args.lse, expected.lse, allowed.lse}), "");
+  expect_out_and_lse(args, problem, run, device);
 }
 
 TEST(EmulatedQuantized, ReferencesRiseWhereScoresDo) {
@@ -241,12 +253,7 @@ struct FieldThatPays {
 };
 void expect_nearer(const AttentionForward& args, const Case& problem, Runner run,
                    const cuda::DeviceTraits& device, const FieldThatPays& field) {
-  const reference::ForwardResult expected = reference::attention_forward(args);
-  Emulation emulation;
-  run_args(run, problem.label, args, device, emulation);
-  EXPECT_EQ(emulation.findings, "");
-  const Tolerances allowed = tolerances(args, expected, ComputeDtype::bf16);
-  EXPECT_EQ(difference({"out", args.out, expected.out, allowed.out}), "");
+  expect_out(args, problem, run, device);
   const auto oracle_by = [&](const Quantization& quant) {
     AttentionForward other = args;
     other.quant = quant;
