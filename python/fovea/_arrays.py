@@ -98,8 +98,17 @@ _NAMED_CODES = {"bool": (6, 8), "bfloat16": (4, 16), "uint8": (1, 8), "float8_e4
 _NAMED_CODES |= {f"float{bits}": (2, bits) for bits in (16, 32, 64)} | {f"int{bits}": (0, bits) for bits in (8, 16, 32, 64)}
 
 
+def _dtype_name(array: Array) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def are_codes(array: Array) -> bool:
+    """Does an array, or a TensorSpec, hold e4m3? What has no dtype does not."""
+    return hasattr(array, "dtype") and _dtype_name(array) in ("float8_e4m3fn", "e4m3")
+
+
 def _named_code(tensor: Array) -> tuple[int, int]:
-    code = _NAMED_CODES.get(str(tensor.dtype).removeprefix("torch."))
+    code = _NAMED_CODES.get(_dtype_name(tensor))
     if code is None:
         raise NotAnArray(f"has dtype {tensor.dtype}; expected floats, integers or bools")
     return code

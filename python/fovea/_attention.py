@@ -8,7 +8,7 @@ import os
 from typing import Any, Callable, Literal, NamedTuple, Sequence, Union, overload
 
 from . import _abi, _quick
-from ._arrays import Array, Framework, TensorSpec, check_writable, framework_of
+from ._arrays import Array, Framework, TensorSpec, are_codes, check_writable, framework_of
 from ._calls import Bound, Builder, Template, offset
 from ._forward import Arguments, Dropout, MaskMod, ScoreMod, add_forward, check_choice, gather, resolved
 from ._library import address_of, check, take_text
@@ -84,12 +84,9 @@ def lse_shape(q_shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
     return q_shape[:-1]
 
 
-_CODES = ("float8_e4m3fn", "torch.float8_e4m3fn", "e4m3")
-
-
 def _out_dtype(q: Array) -> str | None:
     """Of `out` where nobody gives one: bf16 beside codes, which have no room for it, else None, that of q."""
-    return "bf16" if str(getattr(q, "dtype", "")) in _CODES else None
+    return "bf16" if are_codes(q) else None
 
 
 def out_spec(q: Array, v: Array, name_of_v: str, function: str) -> TensorSpec:
@@ -280,7 +277,7 @@ def attention(
     )  # fmt: skip
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
-        if is_recorded and _out_dtype(q) is not None:
+        if is_recorded and are_codes(q):
             raise InvalidArgument(f"attention: q is {q.dtype} where gradients are recorded; expected f32, f16 or bf16: codes have no gradients")
         if is_recorded or (framework.is_observed is not None and framework.is_observed()):
             if quant is not None and not is_recorded:
@@ -545,7 +542,7 @@ class Plan(PreparedPlan):
         defaults = {**attention.__kwdefaults__, **features}  # type: ignore[dict-item]
         self._positional = tuple(defaults[name] for name in _quick.FEATURES)
         self._returns_lse = returns_lse
-        self._is_usual = all(features.get(name) is None for name in ("q_scale", "k_scale", "v_scale"))
+        self._has_scales = any(features.get(name) is not None for name in ("q_scale", "k_scale", "v_scale"))
 
     @property
     def is_final(self) -> bool:
@@ -599,7 +596,7 @@ class Plan(PreparedPlan):
         framework = framework_of(q, "Plan.run", "q")
         # Alive until the call returns: from then on a GPU library may lend it to later work of the same stream.
         workspace, address = self._workspace(framework, q)
-        if _quick.attend is not None and self._is_usual and not changed:
+        if _quick.attend is not None and not self._has_scales and not changed:
             result = _quick.attend(
                 self._handle, address, self.workspace_bytes, return_lse, out, lse, None, q, k, v, *self._positional
             )
