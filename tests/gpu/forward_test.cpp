@@ -7,9 +7,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -229,42 +231,57 @@ std::vector<Case> layouts_by(std::string_view recipe) {
   return {problem, packed, by_elements};
 }
 
+std::string name_of_recipe(const ::testing::TestParamInfo<const char*>& recipe) {
+  std::string name = recipe.param;
+  std::ranges::replace_if(
+      name, [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+
 /// Rows and keys that share scales otherwise, and other means.
-TEST_F(Gpu, RecipesOfOtherGroups) {
+class GpuRecipesOfOtherGroups : public Gpu, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(GpuRecipesOfOtherGroups, EqualTheOracle) {
   if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
-  for (const std::string_view recipe :
-       {"sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25,smooth_k=none",
-        "sage2,block_q=128,warp_q=32,block_kv=64,q_scales=warp,k_scales=block",
-        "sage2,q_scales=warp,k_scales=block", "sage2,q_scales=block,smooth_k=sample",
-        "sage1,row_sums=exact,accumulation=two_level", "sage1,q_scales=warp",
-        "sage1,q_scales=thread,k_scales=thread,block_kv=128,smooth_k=none",
-        "accurate,q_scales=block,k_scales=block,block_kv=64,smooth_k=sequence"}) {
-    for (const Case& each : layouts_by(recipe)) {
+  for (const Case& each : layouts_by(GetParam())) {
+    expect_kernel_equals_oracle(
+        each, [&](const AttentionForward& args) { run_as({.major = 8, .minor = 9}, args); });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuRecipesOfOtherGroups,
+    ::testing::Values("sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25,smooth_k=none",
+                      "sage2,block_q=128,warp_q=32,block_kv=64,q_scales=warp,k_scales=block",
+                      "sage2,q_scales=warp,k_scales=block", "sage2,q_scales=block,smooth_k=sample",
+                      "sage1,row_sums=exact,accumulation=two_level", "sage1,q_scales=warp",
+                      "sage1,q_scales=thread,k_scales=thread,block_kv=128,smooth_k=none",
+                      "accurate,q_scales=block,k_scales=block,block_kv=64,smooth_k=sequence"),
+    name_of_recipe);
+
+/// Rows that are rotated and values without their mean, by mma.sync and, where it takes them, by Hopper's own kernel.
+class GpuRecipesOfRotationsAndMeans : public Gpu,
+                                      public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(GpuRecipesOfRotationsAndMeans, EqualTheOracle) {
+  if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
+  for (const Case& each : layouts_by(GetParam())) {
+    for (const Generation& generation : generations_of_e4m3()) {
+      SCOPED_TRACE(fmt::format("as compute capability {}.{}", generation.major, generation.minor));
       expect_kernel_equals_oracle(
-          each, [&](const AttentionForward& args) { run_as({.major = 8, .minor = 9}, args); });
+          each, [&](const AttentionForward& args) { run_as(generation, args); },
+          lse_error_of(generation));
     }
   }
 }
 
-/// Rows that are rotated and values without their mean, by mma.sync and, where it takes them, by Hopper's own kernel.
-TEST_F(Gpu, RecipesOfRotationsAndMeansOfValues) {
-  if (generations_of_e4m3().empty()) GTEST_SKIP() << "tensor cores multiply no e4m3";
-  for (const std::string_view recipe :
-       {"accurate,hadamard=yes", "fast,hadamard=yes", "fast,smooth_v=sequence",
-        "fast,smooth_v=sequence,hadamard=yes", "sage2,smooth_v=sequence,hadamard=yes",
-        "sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25,smooth_v=sequence",
-        "sage1,smooth_v=sequence", "fp8_static,hadamard=yes"}) {
-    for (const Case& each : layouts_by(recipe)) {
-      for (const Generation& generation : generations_of_e4m3()) {
-        SCOPED_TRACE(
-            fmt::format("as compute capability {}.{}", generation.major, generation.minor));
-        expect_kernel_equals_oracle(
-            each, [&](const AttentionForward& args) { run_as(generation, args); },
-            lse_error_of(generation));
-      }
-    }
-  }
-}
+INSTANTIATE_TEST_SUITE_P(
+    All, GpuRecipesOfRotationsAndMeans,
+    ::testing::Values("accurate,hadamard=yes", "fast,hadamard=yes", "fast,smooth_v=sequence",
+                      "fast,smooth_v=sequence,hadamard=yes", "sage2,smooth_v=sequence,hadamard=yes",
+                      "sage2,block_q=128,warp_q=32,block_kv=64,v_max=2.25,smooth_v=sequence",
+                      "sage1,smooth_v=sequence", "fp8_static,hadamard=yes"),
+    name_of_recipe);
 
 /// q, k and v that come as codes of e4m3, whatever the dtypes of the features.
 TEST_P(GpuFeatures, EqualTheOracleOfCodes) {
