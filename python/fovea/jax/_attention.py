@@ -72,7 +72,7 @@ def _prepared(features: dict[str, Any], function: str) -> dict[str, Any]:
     made = {**features, "dropout": _with_seeds(features["dropout"], function), "window": _window(features["window"], function)}
     for name in ("scale", "softcap"):
         made[name] = None if made[name] is None else _number(made[name], name, function)
-    for name in ("bias", "alibi", "sinks", "segment_ids", "cu_seqlens"):
+    for name in ("bias", "alibi", "sinks", "segment_ids", "cu_seqlens", "q_scale", "k_scale", "v_scale"):
         value = made[name]
         if isinstance(value, tuple):
             made[name] = tuple(x if x is None else array_of(x, name, function) for x in value)
@@ -124,6 +124,9 @@ def attention(
     deterministic: bool = True,
     sm_margin: int = 0,
     quant: Quant | None = None,
+    q_scale: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
 ) -> Any:
     """Exact attention as an operation of JAX: ``out = softmax(mask(score(scale * q k^T))) v``.
 
@@ -133,7 +136,7 @@ def attention(
 
     Parameters
     ----------
-    q : array, [batch, seqlen_q, num_heads_q, head_dim_qk], f32, f16 or bf16
+    q : array, [batch, seqlen_q, num_heads_q, head_dim_qk], f32, f16 or bf16; float8_e4m3fn with `q_scale`
         Of JAX or NumPy. ``layout="bhsd"``: [batch, num_heads_q, seqlen_q, head_dim_qk]. With `cu_seqlens` packed: [total_q, num_heads_q,
         head_dim_qk].
     k : array, [batch, seqlen_kv, num_heads_kv, head_dim_qk], dtype of q
@@ -156,21 +159,23 @@ def attention(
     layout : {"bshd", "bhsd"}
         Order of the dimensions of q, k, v and out.
     compute_dtype, cpu_target, deterministic, sm_margin, quant
-        As `fovea.attention`'s, but for recipes with scales=given, whose scales are no arguments here. Gradients pass straight through the
-        rounding of a recipe; forward mode and gradients of gradients refuse it.
+        As `fovea.attention`'s. Gradients pass straight through the rounding of a recipe; forward mode and gradients of gradients refuse
+        it.
+    q_scale, k_scale, v_scale : array, [batch, num_heads_kv] f32, optional
+        Where `quant` has scales=given, as "fp8_static" has; constants to derivatives. Codes themselves, in float8_e4m3fn, have none.
 
     Returns
     -------
     out : array
-        Shape as q with head_dim_v, dtype of q; 0 where a row sees no key. For policies of jax.checkpoint its name is "fovea_out".
+        Shape as q with head_dim_v, dtype of q (bf16 where that is float8_e4m3fn); 0 where a row sees no key. For policies of jax.checkpoint its name is "fovea_out".
     lse : array
         With `return_lse`: [batch, num_heads_q, seqlen_q] f32 (packed: [num_heads_q, total_q]); "fovea_lse".
 
     Raises
     ------
     InvalidArgument, Unsupported
-        Where the call is traced, of shapes, dtypes and formulas. What contents alone show is an error of JAX when the program runs, with
-        the same message.
+        Where the call is traced, of shapes, dtypes and formulas. What is wrong with scales, and what contents alone show, is an error of
+        JAX when the program runs, with the same message.
 
     Examples
     --------
@@ -181,7 +186,7 @@ def attention(
         "causal": causal, "align": align, "window": window, "scale": scale, "softcap": softcap, "bias": bias, "alibi": alibi,
         "score_mod": score_mod, "mask": mask, "mask_mod": mask_mod, "segment_ids": segment_ids, "cu_seqlens": cu_seqlens, "sinks": sinks,
         "dropout": dropout, "layout": layout, "compute_dtype": compute_dtype, "cpu_target": cpu_target, "deterministic": deterministic,
-        "sm_margin": sm_margin, "quant": quant,
+        "sm_margin": sm_margin, "quant": quant, "q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale,
     }  # fmt: skip
     arguments = arguments_of("attention", q, k, v, features)
     kind = _calls.kind_of(arguments)

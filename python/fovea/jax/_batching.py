@@ -13,7 +13,10 @@ from ._calls import Kind, argument_names
 
 _BATCH = re.compile(r"(?<![\w.])batch\b")
 # Arrays with a batch, and their ranks with it.
-_RANKS = {"q": 4, "k": 4, "v": 4, "out": 4, "lse": 3, "bias": 4, "mask": 4, "alibi": 2, "segments_q": 2, "segments_kv": 2}
+_RANKS = {
+    "q": 4, "k": 4, "v": 4, "out": 4, "lse": 3, "bias": 4, "mask": 4, "alibi": 2, "segments_q": 2, "segments_kv": 2,
+    "q_scale": 2, "k_scale": 2, "v_scale": 2,
+}  # fmt: skip
 
 
 def _can_fold(kind: Kind, names: Sequence[str], dims: Sequence[Any], args: Sequence[Any], params: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _abi
-from .._arrays import TensorSpec
+from .._arrays import TensorSpec, are_codes
 from .._attention import forward_template, lse_shape
 from .._forward import FIELDS, Arguments, Key
 from .._library import library
@@ -19,7 +19,10 @@ from ..errors import InvalidArgument
 _TARGET = "fovea_{}"
 _OPERATIONS = ("forward", "backward", "jvp", "double_backward", "decode")
 _PLAIN = ("q", "k", "v", "sinks")  # inputs whose derivatives have fields of their own; the others' are named
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "bool": "bool", "uint8": "u8", "int8": "i8", "int32": "i32", "int64": "i64"}
+_SHORT = {
+    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "bool": "bool", "uint8": "u8", "int8": "i8", "int32": "i32", "int64": "i64",
+    "float8_e4m3fn": "e4m3",
+}  # fmt: skip
 
 
 def _register() -> None:
@@ -72,7 +75,8 @@ def kind_of(arguments: Arguments) -> Kind:
 def out_shapes(kind: Kind, inputs: Sequence[Any]) -> tuple[Any, Any]:
     """Shape and dtype of out and lse."""
     q, v = inputs[0], inputs[2]
-    out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
+    dtype = jnp.bfloat16 if are_codes(q) else q.dtype  # codes have no room for it
+    out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), dtype)
     return out, jax.ShapeDtypeStruct(lse_shape(tuple(q.shape), kind.key.layout), jnp.float32)
 
 

@@ -16,7 +16,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
-from ..errors import Unsupported
+from .._arrays import are_codes
+from ..errors import InvalidArgument, Unsupported
 from . import _batching, _calls, _sharding
 from ._calls import Kind, named
 
@@ -125,6 +126,8 @@ def _attention_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, kind: Kin
     given = tuple(_is_given(x) and kind.has_derivative(name) for name, x in zip(kind.names, tangents))
     if not any(given):
         return (out, lse), (_zero_tangent(out), _zero_tangent(lse))
+    if are_codes(primals[0]):
+        raise InvalidArgument(f"attention: q is {primals[0].dtype} where it is differentiated; expected f32, f16 or bf16: codes have no gradients")
     along = (x for x, is_given in zip(tangents, given) if is_given)
     return (out, lse), jvp_p.bind(*primals, out, lse, *along, kind=kind, given=given)
 

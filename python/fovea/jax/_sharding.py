@@ -26,9 +26,12 @@ from ._calls import Kind, argument_names, result_names
 # Axes of arrays: b batch, h heads of queries, g heads of keys; all else stays whole. Those of q, k, v and out in layout bshd.
 _AXES = {
     "q": "b.h.", "k": "b.g.", "v": "b.g.", "out": "b.h.", "lse": "bh.", "bias": "bh..", "mask": "bh..", "alibi": "bh", "sinks": "h",
-    "segments_q": "b.", "segments_kv": "b.",
+    "segments_q": "b.", "segments_kv": "b.", "q_scale": "bg", "k_scale": "bg", "v_scale": "bg",
 }  # fmt: skip
-_PACKED = {"q": ".h.", "k": ".g.", "v": ".g.", "out": ".h.", "lse": "h.", "segments_q": ".", "segments_kv": "."}
+_PACKED = {
+    "q": ".h.", "k": ".g.", "v": ".g.", "out": ".h.", "lse": "h.", "segments_q": ".", "segments_kv": ".",
+    "q_scale": ".g", "k_scale": ".g", "v_scale": ".g",
+}  # fmt: skip
 
 
 class _Split(NamedTuple):

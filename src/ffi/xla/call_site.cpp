@@ -50,6 +50,9 @@ constexpr Field kForwardFields[] = {
     FOVEA_FIELD(forward, dropout_seed),
     FOVEA_FIELD(forward, dropout_offset),
     FOVEA_FIELD(forward, dropout_places),
+    FOVEA_FIELD(forward, q_scale),
+    FOVEA_FIELD(forward, k_scale),
+    FOVEA_FIELD(forward, v_scale),
 };
 
 constexpr Field kBackwardFields[] = {

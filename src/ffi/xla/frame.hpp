@@ -47,6 +47,7 @@ enum class ElementType : std::int32_t {
   f16 = 10,
   f32 = 11,
   bf16 = 16,
+  f8e4m3fn = 20,
 };
 
 /// An array of the device, row-major.

@@ -52,9 +52,11 @@ DLDataType dtype_of(ElementType type) {
       return {kDLFloat, 32, 1};
     case ElementType::bf16:
       return {kDLBfloat, 16, 1};
+    case ElementType::f8e4m3fn:
+      return {kDLFloat8_e4m3fn, 8, 1};
   }
   invalid(kWhere, "an array has XLA's element type " + std::to_string(static_cast<int>(type)) +
-                      "; expected f32, f16, bf16, bool, u8, i8, i32 or i64");
+                      "; expected f32, f16, bf16, e4m3, bool, u8, i8, i32 or i64");
 }
 
 /// Axes 1 and 2 change places.

@@ -54,7 +54,7 @@ NUMBERS = {
     "ErrorCode::failed_precondition": "XLA_FFI_Error_Code_FAILED_PRECONDITION",
     "ErrorCode::unavailable": "XLA_FFI_Error_Code_UNAVAILABLE", "ErrorCode::internal": "XLA_FFI_Error_Code_INTERNAL",
 }  # fmt: skip
-NUMBERS |= {f"ElementType::{name}": f"XLA_FFI_DataType_{name.upper()}" for name in "pred s8 s32 s64 u8 u32 f16 f32 bf16".split()}
+NUMBERS |= {f"ElementType::{name}": f"XLA_FFI_DataType_{name.upper()}" for name in "pred s8 s32 s64 u8 u32 f16 f32 bf16 f8e4m3fn".split()}
 
 
 def compiled(tmp_path: pathlib.Path, frame: str) -> subprocess.CompletedProcess:

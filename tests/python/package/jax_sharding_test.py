@@ -83,6 +83,13 @@ def check() -> None:
         "packed", lambda *x: attention(*x, cu_seqlens=offsets, alibi=slopes), packed, [P(None, "model")] * 3, "24,2,8", P(None, "model"),
         has_gradients=True,
     )
+    scales = [jnp.asarray(0.01 + 0.004 * abs(draw(4, 4, seed=i))) for i in range(3)]
+    def by_scales(q, k, v, *x):
+        of_rows = {} if q.ndim == 4 else {"cu_seqlens": offsets}
+        return attention(q, k, v, quant="fp8_static", **dict(zip(("q_scale", "k_scale", "v_scale"), x)), **of_rows)
+
+    compare("scales", by_scales, (q, k, v, *scales), [both] * 3 + [P("data", "model")] * 3, "2,6,2,8", both)
+    compare("scales of packed rows", by_scales, (*packed, *(x[:3] for x in scales)), [P(None, "model")] * 6, "24,2,8", P(None, "model"))
     compare("sequences stay whole", lambda *x: attention(*x, causal=True), (q, k, v), [P(None, "data")] * 3, "4,6,8,8", None)
     compare("dropout stays whole", lambda *x: attention(*x, dropout=(0.2, 3)), (q, k, v), [both] * 3, "4,6,8,8", None)
     alike = [jnp.asarray(draw(4, 6, 8, 8, seed=i)) for i in range(3)]

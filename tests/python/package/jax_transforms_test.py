@@ -26,6 +26,51 @@ def equal(got, expected, tolerance: float = 2e-6) -> None:
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=tolerance, atol=tolerance)
 
 
+# ---- Recipes of given scales ----
+
+STATIC = "fp8_static"
+SCALES = {f"{name}_scale": (0.01 + 0.004 * abs(draw(len(x), K.shape[2], seed=i))).astype(np.float32) for i, (name, x) in enumerate(zip("qkv", (Q, K, V)))}
+
+
+def by_scales(q, k, v, q_scale, k_scale, v_scale):
+    return attention(q, k, v, causal=True, quant=STATIC, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=True)
+
+
+def test_scales_are_arrays_of_a_call() -> None:
+    """Under jit, vmap and grad, with strides of any kind before them: what the library alone makes of them."""
+    arrays = (Q, K, V, *SCALES.values())
+    expected = fovea.attention(Q, K, V, causal=True, quant=STATIC, **SCALES, return_lse=True)
+    for name, one, other in zip(("out", "lse"), jax.jit(by_scales)(*arrays), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), other, err_msg=name)
+    for place in range(len(arrays)):
+        stacked = np.stack([arrays[place], 1.5 * arrays[place]], -1).astype(np.float32)
+        axes = [stacked.ndim - 1 if i == place else None for i in range(len(arrays))]
+        got = jax.jit(jax.vmap(by_scales, in_axes=axes))(*arrays[:place], stacked, *arrays[place + 1 :])
+        for i in range(2):
+            one = by_scales(*arrays[:place], stacked[..., i], *arrays[place + 1 :])
+            equal([x[i] for x in got], one, 0)
+    gradients = jax.jit(jax.grad(lambda *x: by_scales(*x)[0].sum(), argnums=range(6)))(*arrays)
+    library = fovea.attention_backward(np.ones_like(expected[0]), Q, K, V, *expected, causal=True, quant=STATIC, **SCALES)
+    for name, one in zip("qkv", gradients):
+        np.testing.assert_array_equal(np.asarray(one), getattr(library, name), err_msg=name)
+    assert not any(np.asarray(x).any() for x in gradients[3:]), "scales are constants"
+    with pytest.raises(Exception, match="q_scale is missing"):
+        attention(Q, K, V, quant=STATIC).block_until_ready()
+    with pytest.raises(Exception, match="k_scale is f32"):
+        by_scales(Q, K, V, SCALES["q_scale"], SCALES["k_scale"][:, :1], SCALES["v_scale"])[0].block_until_ready()
+
+
+def test_codes_are_arrays_of_a_call() -> None:
+    codes = [(0.3 * x / SCALES[f"{name}_scale"].mean()).astype(jnp.float8_e4m3fn) for name, x in zip("qkv", (Q, K, V))]
+    expected = fovea.attention(*codes, causal=True, quant=STATIC, **SCALES, return_lse=True)
+    got = jax.jit(by_scales)(*codes, *SCALES.values())
+    assert got[0].dtype == jnp.bfloat16
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+    with pytest.raises(fovea.InvalidArgument, match="codes have no gradients"):
+        jax.grad(lambda v: by_scales(*codes[:2], v, *SCALES.values())[0].astype(jnp.float32).sum())(codes[2])
+
+
 # ---- vmap ----
 
 # Each argument of a call that has them all; the formula asks for no batch, so that places can be sequences of one batch.
