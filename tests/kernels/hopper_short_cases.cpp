@@ -65,13 +65,36 @@ std::vector<Case> hopper_short_cases() {
   kept_padded.softmax_scale = 2;
   kept_padded.wants_row_max = true;
   kept_padded.has_infinite_values = true;
-  // Four row tiles of one product each, whose next queries are there; three warps of the last have no rows.
-  Case next_queries = short_case("wgmma_short_next_queries", {197, 197}, 80);
+  // Three row tiles of one product each, whose next queries are there; two warps of the last have no rows.
+  Case next_queries = short_case("wgmma_short_next_queries", {150, 197}, 80);
   next_queries.num_heads_q = next_queries.num_heads_kv = 4;
   next_queries.has_infinite_values = true;
   Case next_queries_causal = short_case("wgmma_short_next_queries_causal", {193, 208}, 72);
   next_queries_causal.num_heads_q = next_queries_causal.num_heads_kv = 4;
   next_queries_causal.mask = causal();
+  // A warp of its own for 5 rows behind three row tiles of one group, for 1 behind two, and for 16 that see nothing.
+  Case last_rows = short_case("wgmma_short_last_rows", {197, 197}, 80);
+  last_rows.num_heads_q = 4;
+  last_rows.num_heads_kv = 2;
+  last_rows.has_infinite_values = true;
+  last_rows.wants_row_max = true;
+  Case last_row = short_case("wgmma_short_last_row_padded", {129, 203}, 72);
+  last_row.head_dim_v = 80;
+  last_row.dtype = Dtype::f16;
+  last_row.mask = causal();
+  last_row.has_sinks = true;
+  last_row.has_infinite_values = true;
+  last_row.softmax_scale = 2;
+  Case empty_last_rows = short_case("wgmma_short_last_rows_empty", {208, 150}, 72);
+  empty_last_rows.mask = window(40, 3, Align::top_left);
+  // They see the middle of the keys.
+  Case last_rows_window = short_case("wgmma_short_last_rows_window", {140, 200}, 72);
+  last_rows_window.mask = window(60, 0);
+  last_rows_window.has_infinite_values = true;
+  // Few heads: CTAs of 64 rows, of which one has nothing but the last.
+  Case last_rows_alone = short_case("wgmma_short_last_rows_alone", {197, 180}, 80);
+  last_rows_alone.num_heads_q = last_rows_alone.num_heads_kv = 1;
+  last_rows_alone.mask = causal(Align::top_left);
   // Two and three rounds of persistent CTAs; 64 rows of a group, and 13 of another.
   Case persistent = short_case("wgmma_short_persistent_d128", {77, 77}, 128);
   persistent.batch = 3;
@@ -113,6 +136,11 @@ std::vector<Case> hopper_short_cases() {
           kept_padded,
           next_queries,
           next_queries_causal,
+          last_rows,
+          last_row,
+          empty_last_rows,
+          last_rows_window,
+          last_rows_alone,
           persistent,
           persistent_infinite,
           sinks,

@@ -32,27 +32,52 @@ constexpr std::int64_t kFewestQueries = 17;
 
 // Measured (docs/kernels/attention_short_sm90.md).
 constexpr std::int64_t kFewKeys = 112;  // in one product
+constexpr std::int64_t kKeysOfOneProduct = 208;
 constexpr std::int64_t kNarrowHeadDim = 64, kWideHeadDim = 97;
+/// Of these and narrower heads, two CTAs of a warp more than a group have registers for a product with all keys.
+constexpr std::int64_t kWidestWithLastRows = 80;
 
 std::int64_t widest(const ForwardProblem& f) { return std::max(f.head_dim_qk, f.head_dim_v); }
 bool is_narrow(const ForwardProblem& f) { return widest(f) <= kNarrowHeadDim; }
 bool is_wide(const ForwardProblem& f) { return widest(f) >= kWideHeadDim; }
+bool is_a_little_wide(std::int64_t head_dim) {
+  return head_dim > kNarrowHeadDim && head_dim <= kWidestWithLastRows;
+}
+
+/// Are rows left behind the last whole row tile, and a warp enough for them, beside a product with all keys? A group
+/// takes as long for few rows as for 64. Of narrow heads the warp costs a CTA, of wider ones registers (measured).
+/// Whatever the batch is, so that it does not tell which products a row has.
+bool has_last_rows(const ForwardProblem& f) {
+  const std::int64_t rows = f.seqlen_q % kShortRows;
+  return !f.is_varlen && is_a_little_wide(widest(f)) && f.seqlen_kv > kFewKeys &&
+         f.seqlen_q > kShortRows && rows > 0 && rows <= kShortLastRows;
+}
 
 /// Of an SM: 64 K registers.
-constexpr int kRegisters = 65536, kMostRegisters = 255;
+constexpr int kRegisters = 65536, kMostRegisters = 255, kSchedulers = 4;
 /// With fewer what stands around the products spills, and ptxas lets one product run at a time.
 constexpr int kFewestRegisters = 88;
 
+std::int32_t groups_of(const Sm90ShortSpec& spec) { return spec.num_warps / 4; }
+/// Whole ones.
+std::int32_t row_tiles_of(const Sm90ShortSpec& spec) { return spec.tile_q / kShortRows; }
+
 /// Do a product of scores and one of sums make a tile?
 bool is_one_step(const Sm90ShortSpec& spec) {
-  return spec.stages == 1 && spec.tile_q == kShortRows * spec.num_warps / 4;
+  return spec.stages == 1 && row_tiles_of(spec) == groups_of(spec);
+}
+
+/// Do row tiles one after the other take no more registers than one? Of a product with all keys, whose probabilities
+/// lie where its scores did; but of narrow heads, and from 96 on, more CTAs of more row tiles are behind (measured).
+bool reuses_scores(const Sm90ShortSpec& spec) {
+  return spec.stages == 1 && is_a_little_wide(std::max(spec.head_dim_qk, spec.head_dim_v));
 }
 
 /// That a thread wants: scores and sums of two rows, and addresses; of all but the only product, the probabilities of
-/// the one before; queries that are kept. As compiled: with less much spills. Up to 72 bytes do where a mask is walked,
-/// and 16 beside sums of 128 columns, where a CTA less was measured as slower.
+/// the one before; queries that are kept. As compiled: with less much spills. Up to 80 bytes do where a mask is walked
+/// or a warp has the last rows, and 16 beside sums of 128 columns, where a CTA less was measured as slower.
 int wanted_registers(const Sm90ShortSpec& spec) {
-  const int probabilities = is_one_step(spec) ? 0 : spec.tile_kv / 4;
+  const int probabilities = is_one_step(spec) || reuses_scores(spec) ? 0 : spec.tile_kv / 4;
   const int queries = spec.keeps_queries ? spec.head_dim_qk / 4 : 0;
   return std::max(kFewestRegisters,
                   spec.tile_kv / 2 + probabilities + queries + spec.head_dim_v / 2 + 24);
@@ -62,7 +87,8 @@ std::int32_t ctas_that_fit(const Sm90ShortSpec& spec, const DeviceTraits& device
   const int bytes = sm90_short_layout(spec).bytes + kReservedSharedBytes;
   int ctas = device.shared_bytes_per_sm / bytes;
   const auto registers_beside = [&] {
-    return std::min(kMostRegisters, kRegisters / (32 * spec.num_warps * ctas) / 8 * 8);
+    const int warps_of_scheduler = (spec.num_warps * ctas + kSchedulers - 1) / kSchedulers;
+    return std::min(kMostRegisters, kRegisters / kSchedulers / (32 * warps_of_scheduler) / 8 * 8);
   };
   while (ctas > 0 && registers_beside() < wanted_registers(spec)) --ctas;
   return ctas;
@@ -75,8 +101,7 @@ struct Tile {
 
 /// With as many buffers of Q, up to one for each of a group's row tiles, as cost no CTA.
 Sm90ShortSpec with_queries(Sm90ShortSpec spec, const DeviceTraits& device) {
-  const std::int64_t row_tiles = ceil_div(spec.tile_q, kShortRows * spec.num_warps / 4);
-  const std::int64_t most = spec.keeps_queries ? 1 : row_tiles;
+  const std::int64_t most = spec.keeps_queries ? 1 : ceil_div(row_tiles_of(spec), groups_of(spec));
   spec.q_stages = 1;
   spec.ctas_per_sm = ctas_that_fit(spec, device);
   for (Sm90ShortSpec more = spec; more.q_stages < most;) {
@@ -100,7 +125,7 @@ constexpr std::int32_t kMostRowsLastFirst = 320;
 bool can_take_last_first(const Sm90ShortSpec& spec, std::int32_t ctas_of_head,
                          const ForwardProblem& f) {
   return has_mask(f) && !f.is_varlen && ctas_of_head == 1 && spec.stages > 1 &&
-         spec.tile_q > kShortRows * spec.num_warps / 4 && spec.tile_q <= kMostRowsLastFirst;
+         row_tiles_of(spec) > groups_of(spec) && spec.tile_q <= kMostRowsLastFirst;
 }
 
 /// Of head dims above, the kernel for long sequences is no slower (measured, likewise).
@@ -121,11 +146,14 @@ Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceT
   spec.head_dim_qk = padded(f.head_dim_qk);
   spec.head_dim_v = padded(f.head_dim_v);
   spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // whoever loads pads Q, K and V
-  const Parts rows = parts_of(f.seqlen_q, kShortRows * tile.row_tiles, kShortRows);
   const Parts keys = parts_of(f.seqlen_kv, tile.most_keys, kKeyStep);
-  spec.tile_q = rows.each;
+  const bool has_last = has_last_rows(f) && keys.count == 1;
+  const std::int64_t whole = has_last ? f.seqlen_q / kShortRows * kShortRows : f.seqlen_q;
+  const Parts rows = parts_of(whole, kShortRows * tile.row_tiles, kShortRows);
+  spec.tile_q = rows.each + (has_last && rows.count == 1 ? kShortLastRows : 0);
   spec.num_warps =
-      static_cast<std::int32_t>(4 * std::min<std::int64_t>(tile.groups, rows.each / kShortRows));
+      static_cast<std::int32_t>(4 * std::min<std::int64_t>(tile.groups, rows.each / kShortRows)) +
+      (has_last ? 1 : 0);
   spec.tile_kv = keys.each;
   spec.stages = keys.count;
   spec.is_persistent = can_be_persistent(spec, f);
@@ -136,7 +164,6 @@ Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceT
 
 // Measured (docs/kernels/attention_short_sm90.md).
 constexpr std::int64_t kNarrowestHeadDim = 32;
-constexpr std::int64_t kKeysOfOneProduct = 208;
 constexpr std::int64_t kMostRowTiles = 6;
 
 /// A row tile a group up to some 100 keys, and of narrow heads a group a CTA, which lets more CTAs in.

@@ -49,6 +49,13 @@ FOVEA_DEVICE MatrixDescriptor computed_here(MatrixDescriptor descriptor) {
   return descriptor;
 }
 
+/// What d holds is wanted no more: nothing need keep it until a product that does not accumulate writes it.
+template <int n>
+FOVEA_DEVICE void wgmma_forget(float (&d)[n]) {
+#pragma unroll
+  for (float& sum : d) asm volatile("" : "=f"(sum));
+}
+
 /// wgmma.fence.
 FOVEA_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 

@@ -125,7 +125,8 @@ struct Sm90ForwardSpec : ForwardSpec {
 
 /// sm90/attention_forward_short: tile_q are the rows of a CTA, 64 after 64, num_warps its groups of four, which share
 /// them; all keys lie in `stages` tiles of tile_kv, each of which is multiplied at once. Head dims are those of the
-/// products, in steps of 16.
+/// products, in steps of 16. A warp more than groups have: the last rows of a sequence, up to 16, are its; tile_q may
+/// end with them.
 struct Sm90ShortSpec : ForwardSpec {
   std::int32_t q_stages =
       1;  // a group's buffers of Q, later O: with fewer than it has row tiles it fills them again
@@ -528,6 +529,10 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
 /// Of a warpgroup, and of its products.
 inline constexpr std::int32_t kShortRows = 64;
 
+/// What a warp has of them. So many rows behind the last whole row tile, or fewer, may have a warp of their own.
+inline constexpr std::int32_t kShortLastRows = 16;
+constexpr bool has_last_rows(const Sm90ShortSpec& spec) { return spec.num_warps % 4 != 0; }
+
 /// Bytes of a panel of rows, as TMA writes them: 128 or, where that would leave half of the last one empty, 64. Of Q, K
 /// and V one size: a warp's rows of O lie where its rows of Q did.
 constexpr std::int32_t sm90_short_panel_bytes(const Sm90ShortSpec& spec) {
@@ -546,6 +551,7 @@ struct Sm90ShortLayout {
 
   std::int32_t q;               // [buffer]
   std::int32_t k, v;            // [stage]
+  std::int32_t last_rows;       // Q, later O, of those that have a warp
   std::int32_t q_full;          // [buffer] barriers of 8 bytes
   std::int32_t k_full, v_full;  // [stage]
   std::int32_t q_empty;         // [buffer]
@@ -556,7 +562,7 @@ struct Sm90ShortLayout {
 
 constexpr Sm90ShortLayout sm90_short_layout(const Sm90ShortSpec& spec) {
   const std::int32_t row_tiles = spec.tile_q / kShortRows;
-  const std::int32_t queries = spec.q_stages * spec.num_warps / 4;
+  const std::int32_t queries = spec.q_stages * (spec.num_warps / 4);
   SharedRoom room;
   Sm90ShortLayout at{};
   at.num_queries = queries < row_tiles ? queries : row_tiles;
@@ -571,6 +577,7 @@ constexpr Sm90ShortLayout sm90_short_layout(const Sm90ShortSpec& spec) {
   at.q = room.take(at.num_queries * at.q_bytes);
   at.k = room.take(spec.stages * spec.tile_kv * at.qk_row_bytes);
   at.v = room.take(spec.stages * spec.tile_kv * at.v_row_bytes);
+  at.last_rows = room.take(has_last_rows(spec) ? at.q_bytes / kShortRows * kShortLastRows : 0);
   at.q_full = room.take(8 * at.num_queries);
   at.k_full = room.take(8 * spec.stages);
   at.v_full = room.take(8 * spec.stages);

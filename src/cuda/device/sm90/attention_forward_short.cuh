@@ -17,6 +17,10 @@
 // (q_stages); or in one, while those of the rows in hand lie in registers (keeps_queries). Then sums of a tile run
 // beside the powers of the next.
 //
+// A class token, or what a length leaves behind its last 64 rows, would take a group as long as 64: up to 16 such rows
+// have a warp of their own, which multiplies them by mma.sync beside the group (short/last_rows.cuh). Of a product with
+// all keys, warps spare the powers of those that a mask hides, 64 at a time.
+//
 // What hides a CTA's latencies is the CTAs beside it: there is no loading warp, no schedule and no counter. Where one
 // product of each kind makes a tile, CTAs are persistent: what the next tile needs is asked for in the place of what
 // has been read, while this one goes on (short/persistent.cuh). The softmax is exact (common/online_softmax.cuh), its
@@ -29,7 +33,7 @@
 // of a packed sequence is a neighbour's, and may lead there.
 //
 // Chapters, in short/: cta (what all warps know, and which tiles a group multiplies), load, softmax, output, compute,
-// persistent. The entry is here.
+// last_rows, persistent. The entry is here.
 //
 // Refused (forward/sm90_short.cpp has the words): score programs, masks that are no range of keys, dropout, caches,
 // sums in f32, what TMA cannot read, longer sequences.

@@ -1370,9 +1370,10 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
                             {77, 128, false, 128, 8, 80, 1, 2},
                             {197, 64, false, 64, 4, 208, 1, 3},
                             {197, 64, true, 256, 8, 64, 4, 2},
-                            {197, 72, false, 256, 4, 208, 1, 2, 112},
-                            {197, 80, false, 256, 4, 208, 1, 2, 96},
-                            {197, 80, false, 64, 4, 208, 1, 2, 8},  // few heads, likewise
+                            {197, 72, false, 208, 5, 208, 1, 2, 112},
+                            {197, 80, false, 208, 5, 208, 1, 2, 96},
+                            {197, 80, false, 64, 5, 208, 1, 2, 8},  // few heads, likewise
+                            {192, 80, false, 192, 4, 192, 1, 2, 96},
                             {197, 128, false, 256, 8, 112, 2, 1, 64},
                             {256, 128, false, 256, 8, 128, 2, 1, 64},
                             {257, 32, false, 320, 4, 96, 3, 4, 256},
@@ -1382,7 +1383,7 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresHaveTilesOfTheirLength
                             {384, 64, true, 384, 8, 64, 6, 2},
                             {384, 64, true, 128, 8, 64, 6, 2, 8},  // few heads: rows for all SMs
                             {384, 72, true, 384, 12, 64, 6, 1, 112},
-                            {197, 80, true, 64, 4, 208, 1, 2, 96},
+                            {197, 80, true, 208, 5, 208, 1, 2, 96},
                             {384, 128, true, 384, 8, 64, 6, 1, 64}}) {
     SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
     const ForwardPlan plan = chosen_for_short(e.seqlen, e.head_dim, e.num_heads, e.is_causal);

@@ -1,4 +1,4 @@
-// The recurrence of a group: products, softmax between them, and what it leaves free. Read persistent.cuh next.
+// The recurrence of a group: products, softmax between them, and what it leaves free. Read last_rows.cuh next.
 #pragma once
 
 #include "common/passes.cuh"
@@ -22,8 +22,12 @@ struct Compute {
   using Probabilities = std::uint32_t[spec.tile_kv / 16][4];
   /// Are warps without rows spared the softmax? The branch takes registers, which the only product of up to 112 keys
   /// leaves, and one of several row tiles that has no mask to walk.
-  static constexpr bool kSkipsWarps =
-      spec.stages == 1 && (T::kIsOneStep ? spec.tile_kv <= 112 : !Mods::has_mask);
+  static constexpr bool kSkipsWarps = !T::kHasLastRows && spec.stages == 1 &&
+                                      (T::kIsOneStep ? spec.tile_kv <= 112 : !Mods::has_mask);
+  /// Row tiles one after the other, each with all keys at once: P lies where S did, and O where it pleases.
+  static constexpr bool kReusesScores = spec.stages == 1 && !T::kIsOneStep;
+  /// Is lse made beside the last sums? Where they are long; others lose a little by it (measured).
+  static constexpr bool kFinishesRowsAhead = spec.stages == 1 && !spec.is_persistent;
   const Cta<spec>& cta;
   std::uint32_t later_tiles;  // of keys, that are still to be asked for: a bit each
 
@@ -55,9 +59,8 @@ struct Compute {
       issue_sums(step, pass, p);
       // Note: each way has its wait. Where they meet before O is read, ptxas takes O for a product's that still runs,
       // and lets one product run at a time.
-      if (step.is_last) {
-        ptx::wgmma_wait_group<0>();
-        is_finite = finish(cta, step.row_tile, rows, o, pass) && is_finite;
+      if (kReusesScores || step.is_last) {
+        finish(step.row_tile, pass);
         if constexpr (T::kRefills) refill(step.row_tile, spec.q_stages);
         if (!has_after) return;
       }
@@ -83,7 +86,8 @@ struct Compute {
     ptx::wgmma_wait_group<0>();
     hand_on(cta.barrier(T::kAt.kv_empty, 1), cta.warp == 0 && has_after,
             [&] { copy_values(after, 0); });
-    is_finite = finish(cta, step.row_tile, rows, o, Pass::all);
+    float factors[2];
+    store(step.row_tile, Pass::all, factors);
     ptx::fence_proxy_async_shared_cta();  // O lay where the next queries come
     hand_on(cta.q_empty(step.row_tile), cta.warp % kWarpsOfGroup == 0 && has_after,
             [&] { copy_queries(after, step.row_tile); });
@@ -99,6 +103,24 @@ struct Compute {
   }
 
  private:
+  /// Behind the last sums.
+  FOVEA_DEVICE_MEMBER void finish(int row_tile, Pass pass) {
+    float factors[2];
+    if (kFinishesRowsAhead && cta.warp_has_rows(row_tile))
+      finish_rows(cta, cta.work_of(row_tile), rows, pass, factors);
+    ptx::wgmma_wait_group<0>();
+    store(row_tile, pass, factors);
+  }
+
+  /// O by way of where the queries lay.
+  FOVEA_DEVICE_MEMBER void store(int row_tile, Pass pass, float (&factors)[2]) {
+    if (!cta.warp_has_rows(row_tile)) return;
+    const Work work = cta.work_of(row_tile);
+    if (!kFinishesRowsAhead) finish_rows(cta, work, rows, pass, factors);
+    const typename T::OTile tile{cta.q_at(row_tile)};
+    is_finite = finish_out(cta, work, tile, o, factors, pass) && is_finite;
+  }
+
   /// This warp has read what `empty` guards; one that fills it again waits for the others.
   template <class Copy>
   FOVEA_DEVICE_MEMBER void hand_on(SharedAddress empty, bool fills, Copy&& copy) {
@@ -138,8 +160,7 @@ struct Compute {
       }
       issue_sums(step, pass, p);
       if (has_after) read_queries(after.row_tile);
-      ptx::wgmma_wait_group<0>();
-      is_finite = finish(cta, step.row_tile, rows, o, pass) && is_finite;
+      finish(step.row_tile, pass);
       if (!has_after) return;
       ptx::sync_warp();  // the next O lies where this one did
       refill(step.row_tile, 2);
@@ -202,6 +223,10 @@ struct Compute {
     ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, step.kv_tile), tile_parity);
     const auto a = k_major_descriptor(QTile{cta.q_at(step.row_tile)});
     const auto b = k_major_descriptor(KTile{cta.k_at(step.kv_tile)});
+    if constexpr (kReusesScores) {
+      ptx::wgmma_forget(s);
+      ptx::wgmma_forget(o);
+    }
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < spec.head_dim_qk / T::kElement.k_step; ++i) {
@@ -231,9 +256,10 @@ struct Compute {
   template <class Take>
   FOVEA_DEVICE_MEMBER void softmax(const Step& step, Pass pass, Take&& take) {
     if (step.is_first) rows.begin();
-    if (!step.is_full) mask<Mods>(cta, step, s);
+    Spans<kLeavesOutSpans<Mods, spec.tile_kv / 2>> spans;
+    if (!step.is_full) spans = mask<Mods>(cta, step.row_tile, step.kv_tile * spec.tile_kv, s);
     if (is_indicator(pass)) shrink(s);
-    rows.softmax(s, cta.p.common.softmax_scale_log2, take);
+    rows.softmax(s, spans, cta.p.common.softmax_scale_log2, take);
   }
 
   /// Pair i of P, as operand a of the next product.
@@ -251,7 +277,8 @@ struct Compute {
 #pragma unroll
     for (int i = 0; i < spec.tile_kv / T::kElement.k_step; ++i) {
       ptx::wgmma_rs<T::kType, T::kType, spec.head_dim_v, ptx::Major::mn>(
-          o, p[i], advanced(b, mn_major_offset<VTile>(i)), i > 0 || !step.is_first);
+          o, p[i], advanced(b, mn_major_offset<VTile>(i)),
+          i > 0 || (!kReusesScores && !step.is_first));
     }
     ptx::wgmma_commit_group();
   }

@@ -23,9 +23,15 @@ struct Traits {
   static_assert(spec.head_dim_qk % 16 == 0 && spec.head_dim_v % 16 == 0,
                 "products have a depth of 16; O is written by matrices of 16 columns");
   static_assert(spec.tile_kv % 16 == 0 && spec.tile_kv <= 256, "keys are columns, then depth");
-  static_assert(spec.tile_q % kShortRows == 0 && spec.heads_per_tile == 1);
+  static constexpr bool kHasLastRows = has_last_rows(spec);
+  static_assert(spec.tile_q % kShortRows == 0 ||
+                (kHasLastRows && spec.tile_q % kShortRows == kShortLastRows));
+  static_assert(spec.heads_per_tile == 1);
+  static_assert(!kHasLastRows || spec.num_warps % kWarpsOfGroup == 1, "they are one warp's");
   static_assert(spec.stages <= 32, "tiles of keys are bits of a word");
   static_assert(!spec.is_persistent || !spec.is_varlen, "tiles are numbered without looking");
+  static_assert(!kHasLastRows || (!spec.is_varlen && !spec.is_persistent && spec.stages == 1),
+                "only of equal lengths are they as few; their keys are a product");
   static constexpr int kGroups = spec.num_warps / kWarpsOfGroup;
   static constexpr int kRowTiles = spec.tile_q / kShortRows;
   static constexpr Sm90ShortLayout kAt = sm90_short_layout(spec);
@@ -128,8 +134,18 @@ struct Cta : RoleWarp {
   FOVEA_DEVICE_MEMBER int first_query(int row_tile) const {
     return work.q_begin + kShortRows * row_tile;
   }
+  /// A row tile of a group's: all of it where the last rows are another's.
   FOVEA_DEVICE_MEMBER bool has_rows(int row_tile) const {
-    return first_query(row_tile) < work.sequence.seqlen_q;
+    constexpr int kFewest = T::kHasLastRows ? kShortRows : 1;
+    return first_query(row_tile) + kFewest <= work.sequence.seqlen_q;
+  }
+  /// Of the CTA, whole ones.
+  FOVEA_DEVICE_MEMBER int num_whole_row_tiles() const {
+    return least(work.sequence.seqlen_q - work.q_begin, spec.tile_q) / kShortRows;
+  }
+  /// Is this the warp of the last rows?
+  FOVEA_DEVICE_MEMBER bool has_last_rows() const {
+    return T::kHasLastRows && warp == spec.num_warps - 1;
   }
   FOVEA_DEVICE_MEMBER bool warp_has_rows(int row_tile) const {
     return first_query(row_tile) + first_row_of_warp() < work.sequence.seqlen_q;

@@ -41,8 +41,8 @@ FOVEA_DEVICE void finish_rows(const Cta<spec>& cta, const Work& work, const Rows
 }
 
 /// Where the warp's rows of Q lay, which only it has read.
-template <Sm90ShortSpec spec>
-FOVEA_DEVICE void stage_out(const Cta<spec>& cta, const typename Traits<spec>::OTile& tile,
+template <Sm90ShortSpec spec, class Tile>
+FOVEA_DEVICE void stage_out(const Cta<spec>& cta, const Tile& tile,
                             const float (&o)[spec.head_dim_v / 2], const float (&factors)[2]) {
   const SharedAddress mine = tile.chunk(cta.first_row_of_warp() + cta.lane % 16, cta.lane / 16);
 #pragma unroll
@@ -59,9 +59,9 @@ FOVEA_DEVICE void stage_out(const Cta<spec>& cta, const typename Traits<spec>::O
 }
 
 /// visit(place in memory, what was left for it) for 16 bytes a lane at a time, whole rows side by side.
-template <Sm90ShortSpec spec, class Visit>
-FOVEA_DEVICE void visit_chunks(const Cta<spec>& cta, const typename Traits<spec>::OTile& tile,
-                               const RowAddresses& rows, int step, Visit&& visit) {
+template <Sm90ShortSpec spec, class Tile, class Visit>
+FOVEA_DEVICE void visit_chunks(const Cta<spec>& cta, const Tile& tile, const RowAddresses& rows,
+                               int step, Visit&& visit) {
   constexpr int kChunks = spec.head_dim_v / 8;
   const int row = (step * 32 + cta.lane) / kChunks;
   const int chunk = (step * 32 + cta.lane) % kChunks;
@@ -72,9 +72,8 @@ FOVEA_DEVICE void visit_chunks(const Cta<spec>& cta, const typename Traits<spec>
 }
 
 /// Of indicators, infinity to what is there.
-template <Sm90ShortSpec spec>
-FOVEA_DEVICE void store_out(const Cta<spec>& cta, const typename Traits<spec>::OTile& tile,
-                            const Work& work, Pass pass) {
+template <Sm90ShortSpec spec, class Tile>
+FOVEA_DEVICE void store_out(const Cta<spec>& cta, const Tile& tile, const Work& work, Pass pass) {
   constexpr int kSteps = 16 * spec.head_dim_v / 8 / 32;
   const Row<spec> row(cta.p.common, work, cta.first_row_of_warp() + cta.lane % 16);
   const RowAddresses rows(row.out(), row.exists);
@@ -95,19 +94,16 @@ FOVEA_DEVICE void store_out(const Cta<spec>& cta, const typename Traits<spec>::O
   }
 }
 
-/// Whether the sums of the rows that exist are finite.
-template <Sm90ShortSpec spec>
-FOVEA_DEVICE bool finish(const Cta<spec>& cta, int row_tile, const Rows<spec>& rows,
-                         const float (&o)[spec.head_dim_v / 2], Pass pass) {
-  if (!cta.warp_has_rows(row_tile)) return true;
-  const Work work = cta.work_of(row_tile);
-  float factors[2];
-  finish_rows(cta, work, rows, pass, factors);
+/// O of a warp that has rows, by way of `tile`, scaled by what finish_rows says. Whether sums of rows that exist are
+/// finite.
+template <Sm90ShortSpec spec, class Tile>
+FOVEA_DEVICE bool finish_out(const Cta<spec>& cta, const Work& work, const Tile& tile,
+                             const float (&o)[spec.head_dim_v / 2], const float (&factors)[2],
+                             Pass pass) {
   float zeros[2] = {0, 0};  // or NaN where a sum of the row is not finite
 #pragma unroll
   for (int i = 0; i < spec.head_dim_v / 2; ++i)
     zeros[i / 2 % 2] = ptx::fma_rn(o[i], 0.0F, zeros[i / 2 % 2]);
-  const typename Traits<spec>::OTile tile{cta.q_at(row_tile)};
   stage_out(cta, tile, o, factors);
   store_out(cta, tile, work, pass);
   bool is_finite = true;

@@ -6,11 +6,26 @@
 #include "ptx/base.cuh"
 #include "sm90/short/compute.cuh"
 #include "sm90/short/cta.cuh"
+#include "sm90/short/last_rows.cuh"
 #include "sm90/short/load.cuh"
 
 namespace fovea::cuda::sm90::short_keys {
 
-/// A tile of rows by itself, in passes where its sums are not finite.
+/// run(pass): the rows of this warp, and whether their sums are finite; in passes where a sum of the CTA is not.
+template <Sm90ShortSpec spec, class Run>
+FOVEA_DEVICE void run_passes(const Cta<spec>& cta, std::uint32_t tiles, Run&& run) {
+#pragma unroll 1
+  for (Pass pass = Pass::all; pass != Pass::end;
+       pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
+    if (pass != Pass::all) load_again(cta, tiles, pass);
+    const bool is_finite = run(pass);
+    if (pass != Pass::all) continue;
+    await_all(cta, tiles);
+    if (are_all_finite(cta, is_finite)) return;
+  }
+}
+
+/// A tile of rows by itself.
 template <class Mods, Sm90ShortSpec spec>
 FOVEA_DEVICE void run_tile(const Cta<spec>& cta) {
   if (cta.work.is_nothing) return;
@@ -18,17 +33,18 @@ FOVEA_DEVICE void run_tile(const Cta<spec>& cta) {
   const std::uint32_t first_tiles = tiles & up_to_tile(lowest_bit(tiles) + kTilesAhead);
   start(cta, first_tiles);
   ptx::sync_threads();
+  if constexpr (Traits<spec>::kHasLastRows) {
+    if (cta.has_last_rows()) {
+      LastRows<spec, Mods> last_rows(cta);
+      return run_passes(cta, tiles, [&](Pass pass) { return last_rows.run(pass); });
+    }
+  }
   Compute<spec, Mods> compute(cta, tiles & ~first_tiles);
-#pragma unroll 1
-  for (Pass pass = Pass::all; pass != Pass::end;
-       pass = static_cast<Pass>(static_cast<std::int32_t>(pass) + 1)) {
-    if (pass != Pass::all) load_again(cta, tiles, pass);
+  run_passes(cta, tiles, [&](Pass pass) {
     compute.run(pass);
     compute.load_up_to(spec.stages - 1);  // what its own rows do not see, others' may
-    if (pass != Pass::all) continue;
-    await_all(cta, tiles);
-    if (are_all_finite(cta, compute.is_finite)) return;
-  }
+    return compute.is_finite;
+  });
 }
 
 /// Every so many-th tile of the grid, one after the other. Where sums of one are not finite all of the CTA's are

@@ -23,15 +23,68 @@ FOVEA_DEVICE void cut_keys(float (&s)[n], std::int32_t count, int lane) {
   }
 }
 
-/// What a row does not see becomes -inf, whatever it was: two comparisons with constants for each score.
-template <class Mods, Sm90ShortSpec spec>
-FOVEA_DEVICE void mask(const Cta<spec>& cta, const Step& step, float (&s)[spec.tile_kv / 2]) {
-  const std::int32_t first_key = step.kv_tile * spec.tile_kv;
-  if constexpr (!Mods::has_mask)
-    return cut_keys(s, cta.work.sequence.seqlen_kv - first_key, cta.lane);
+/// So many columns of a tile, of which a warp sees some or none: where a mask leaves out many of a product with all
+/// keys, their powers are spared. Branches would cost smaller products more.
+inline constexpr int kSpanColumns = 64;
+template <class Mods, int n>
+inline constexpr bool kLeavesOutSpans = Mods::has_mask&& n > kSpanColumns;
+
+/// Scores [kBegin, kEnd) of a thread's n: all that it has of its two rows in a span.
+template <int begin, int end>
+struct Span {
+  static constexpr int kBegin = begin, kEnd = end;
+};
+
+template <bool leaves_out>
+struct Spans {
+  std::uint32_t seen = ~0U;   // a bit each: some rows see some of it
+  std::uint32_t whole = ~0U;  // all see all
+
+  /// visit(span) of those that are seen, leave_out(span) of the others.
+  template <int n, int i = 0, class Visit, class LeaveOut>
+  FOVEA_DEVICE_MEMBER void for_each(Visit&& visit, LeaveOut&& leave_out) const {
+    constexpr int kScores = leaves_out ? kSpanColumns / 2 : n;
+    if constexpr (i < n) {
+      const Span<i, (i + kScores < n ? i + kScores : n)> span{};
+      if (!leaves_out || (seen >> (i / kScores) & 1U) != 0)
+        visit(span);
+      else
+        leave_out(span);
+      for_each<n, i + kScores>(visit, leave_out);
+    }
+  }
+  template <int n, class Visit>
+  FOVEA_DEVICE_MEMBER void for_each(Visit&& visit) const {
+    for_each<n>(visit, [](auto) {});
+  }
+};
+
+/// What this warp's rows see of them: a lane's columns lie 8 apart, from 0 on and in pairs.
+template <int n>
+FOVEA_DEVICE Spans<true> spans_seen(const std::int32_t (&first)[2], const std::int32_t (&last)[2]) {
+  Spans<true> spans{0, 0};
+  Spans<true>{}.for_each<n>([&](auto span) {
+    constexpr int kBegin = 2 * decltype(span)::kBegin, kEnd = 2 * decltype(span)::kEnd;
+    constexpr int kLast = kEnd - 7;  // of the lane's columns
+    const auto sees = [&](int r) { return last[r] >= kBegin && first[r] <= kLast; };
+    const auto sees_all = [&](int r) { return last[r] >= kLast && first[r] <= kBegin; };
+    const std::uint32_t some = ptx::vote_any(sees(0) || sees(1));
+    const std::uint32_t all = ptx::vote_all(sees_all(0) && sees_all(1));
+    spans.seen |= some << kBegin / kSpanColumns;
+    spans.whole |= all << kBegin / kSpanColumns;
+  });
+  return spans;
+}
+
+/// What a row does not see of the keys from `first_key` on becomes -inf, whatever it was, in the spans that are neither
+/// left out nor whole: two comparisons with constants for each score.
+template <class Mods, Sm90ShortSpec spec, int n>
+FOVEA_DEVICE auto mask(const Cta<spec>& cta, int row_tile, std::int32_t first_key, float (&s)[n]) {
+  Spans<kLeavesOutSpans<Mods, n>> spans;
+  if constexpr (!Mods::has_mask) cut_keys(s, cta.work.sequence.seqlen_kv - first_key, cta.lane);
   if constexpr (Mods::has_mask) {
     static_assert(Mods::has_kv_limits, "the mask is a range of keys");
-    const Work work = cta.work_of(step.row_tile);
+    const Work work = cta.work_of(row_tile);
     const std::int32_t column = first_key + 2 * (cta.lane % 4);
     std::int32_t first[2], last[2];
 #pragma unroll
@@ -44,12 +97,18 @@ FOVEA_DEVICE void mask(const Cta<spec>& cta, const Step& step, float (&s)[spec.t
       last[r] = (before_end < -1 ? -1 : before_end) - column;
       first[r] = mask_first > column ? mask_first - column : 0;
     }
+    if constexpr (kLeavesOutSpans<Mods, n>) spans = spans_seen<n>(first, last);
+    spans.template for_each<n>([&](auto span) {
+      if (kLeavesOutSpans<Mods, n> && (spans.whole >> (2 * span.kBegin / kSpanColumns) & 1U) != 0)
+        return;
 #pragma unroll
-    for (int i = 0; i < spec.tile_kv / 2; ++i) {
-      const std::int32_t offset = 8 * (i / 4) + i % 2;
-      if (offset > last[i / 2 % 2] || offset < first[i / 2 % 2]) s[i] = -infinity();
-    }
+      for (int i = span.kBegin; i < span.kEnd; ++i) {
+        const std::int32_t offset = 8 * (i / 4) + i % 2;
+        if (offset > last[i / 2 % 2] || offset < first[i / 2 % 2]) s[i] = -infinity();
+      }
+    });
   }
+  return spans;
 }
 
 /// Equal scores where a row sees the key, NaN too: the softmax then gives 1 there.
@@ -73,7 +132,6 @@ FOVEA_DEVICE std::uint32_t pack(float lo, float hi) {
 
 template <Sm90ShortSpec spec>
 struct Rows {
-  static constexpr int kScores = spec.tile_kv / 2;
   RowState state[2];  // sums of this thread's keys alone
   float rescales[2];  // of what has been summed before the last tile
   float greatest[2];
@@ -86,26 +144,35 @@ struct Rows {
     }
   }
 
-  /// take(i, lo, hi): pair i of probabilities, which are powers of s.
-  template <class Take>
-  FOVEA_DEVICE_MEMBER void softmax(const float (&s)[kScores], float softmax_scale_log2,
-                                   Take&& take) {
+  /// take(i, lo, hi): pair i of probabilities, which are powers of s; 0 in spans that are left out.
+  template <int n, bool leaves_out, class Take>
+  FOVEA_DEVICE_MEMBER void softmax(const float (&s)[n], const Spans<leaves_out>& spans,
+                                   float softmax_scale_log2, Take&& take) {
     OriginStep steps[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float of_tile = greatest_of(s, r);
+      const float of_tile = greatest_of(s, spans, r);
       if constexpr (spec.wants_row_max) greatest[r] = ptx::max_ftz(greatest[r], of_tile);
       steps[r] = move_origin<false>(state[r], of_tile, softmax_scale_log2);
       rescales[r] = steps[r].rescale;
     }
     float sums[4] = {};  // of a row, every other pair: chains of half the length
+    spans.template for_each<n>(
+        [&](auto span) {
 #pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      const float lo = probability(s[2 * i], steps[i % 2]);
-      const float hi = probability(s[2 * i + 1], steps[i % 2]);
-      sums[i % 4] += lo + hi;
-      take(i, lo, hi);
-    }
+          for (int i = span.kBegin / 2; i < span.kEnd / 2; ++i) {
+            const float lo = probability(s[2 * i], steps[i % 2]);
+            const float hi = probability(s[2 * i + 1], steps[i % 2]);
+            sums[i % 4] += lo + hi;
+            take(i, lo, hi);
+          }
+        },
+        [&](auto span) {
+          // Of constants ptxas would make P ahead of the wait for S (compute.cuh).
+          const float none = probability(-infinity(), steps[0]);
+#pragma unroll
+          for (int i = span.kBegin / 2; i < span.kEnd / 2; ++i) take(i, none, none);
+        });
 #pragma unroll
     for (int r = 0; r < 2; ++r) state[r].sum += sums[r] + sums[r + 2];
   }
@@ -119,13 +186,16 @@ struct Rows {
   }
 
  private:
-  FOVEA_DEVICE float greatest_of(const float (&s)[kScores], int r) {
-    float greatest[2] = {s[2 * r], s[2 * r + 1]};
+  template <int n, bool leaves_out>
+  FOVEA_DEVICE float greatest_of(const float (&s)[n], const Spans<leaves_out>& spans, int r) {
+    float greatest[2] = {-infinity(), -infinity()};
+    spans.template for_each<n>([&](auto span) {
 #pragma unroll
-    for (int i = 4; i < kScores; i += 4) {
+      for (int i = span.kBegin; i < span.kEnd; i += 4) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) greatest[e] = ptx::max_ftz(greatest[e], s[i + 2 * r + e]);
-    }
+        for (int e = 0; e < 2; ++e) greatest[e] = ptx::max_ftz(greatest[e], s[i + 2 * r + e]);
+      }
+    });
     return join_quad(ptx::max_ftz(greatest[0], greatest[1]),
                      [](float a, float b) { return ptx::max_ftz(a, b); });
   }

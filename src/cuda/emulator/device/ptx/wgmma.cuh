@@ -2,6 +2,8 @@
 // lvalue that lives until then.
 #pragma once
 
+#include <limits>
+
 #include "ptx/base.cuh"
 
 namespace fovea::cuda::ptx {
@@ -41,6 +43,12 @@ FOVEA_DEVICE constexpr emulator::Format format_of(WgmmaType type) {
 }
 
 FOVEA_DEVICE MatrixDescriptor computed_here(MatrixDescriptor descriptor) { return descriptor; }
+
+template <int n>
+FOVEA_DEVICE void wgmma_forget(float (&d)[n], Site site = Site::here()) {
+  emulator::check_registers(d, sizeof d, {"wgmma_forget", site});
+  for (float& sum : d) sum = std::numeric_limits<float>::quiet_NaN();
+}
 
 /// What ss and rs share.
 template <WgmmaType a_type, WgmmaType b_type, int n, Major a_major, Major b_major, class Sum>
