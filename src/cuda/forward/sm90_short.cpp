@@ -147,7 +147,7 @@ Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceT
   spec.head_dim_v = padded(f.head_dim_v);
   spec.has_padded_head_dim = spec.head_dim_v != f.head_dim_v;  // whoever loads pads Q, K and V
   const Parts keys = parts_of(f.seqlen_kv, tile.most_keys, kKeyStep);
-  const bool has_last = has_last_rows(f) && keys.count == 1;
+  const bool has_last = has_last_rows(f) && keys.count == 1 && tile.groups == 1;
   const std::int64_t whole = has_last ? f.seqlen_q / kShortRows * kShortRows : f.seqlen_q;
   const Parts rows = parts_of(whole, kShortRows * tile.row_tiles, kShortRows);
   spec.tile_q = rows.each + (has_last && rows.count == 1 ? kShortLastRows : 0);

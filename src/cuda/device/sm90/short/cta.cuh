@@ -27,7 +27,8 @@ struct Traits {
   static_assert(spec.tile_q % kShortRows == 0 ||
                 (kHasLastRows && spec.tile_q % kShortRows == kShortLastRows));
   static_assert(spec.heads_per_tile == 1);
-  static_assert(!kHasLastRows || spec.num_warps % kWarpsOfGroup == 1, "they are one warp's");
+  static_assert(!kHasLastRows || spec.num_warps == kWarpsOfGroup + 1,
+                "they are one warp's, beside one group");
   static_assert(spec.stages <= 32, "tiles of keys are bits of a word");
   static_assert(!spec.is_persistent || !spec.is_varlen, "tiles are numbered without looking");
   static_assert(!kHasLastRows || (!spec.is_varlen && !spec.is_persistent && spec.stages == 1),
