@@ -3,8 +3,8 @@
 
 usage: gpu_coded_peers.py --library libfovea.so [--before libother.so] [--match REGEX] [--seconds 300] [--rounds 9] [--json FILE]
 
-gpu_decode_peers.py's problems of 8 to 128 sequences, and one, from 4,096 keys on, contiguous and in shuffled pages of 16, head_dim 128 and 64, causal or without a mask. Codes and a scale of each row and head are
-made by PyTorch; scales of a head lie side by side, as fovea.kv_cache has them, or rows' do ("scales by rows"). Contenders are Fovea over bf16, int8 and e4m3, and the other library over codes. Outputs are compared with
+gpu_decode_peers.py's problems of 8 to 128 sequences, and one, from 4,096 keys on, contiguous and in shuffled pages of 16, head_dim 128 and 64, causal or without a mask; and chunks of prompts of 512 and 4,096 queries. Codes and a scale of each row and head are
+made by PyTorch; scales of a head lie side by side, as fovea.kv_cache has them, or rows' do ("scales by rows"). Contenders are Fovea over bf16, int8 and e4m3, the other library over codes, and FlashAttention-3 over bf16 where the wheel fa3-fwd has it. Outputs are compared with
 a formula in f64 over the numbers that codes stand for; what is reported as an error is against the numbers before they were rounded, too. Clocks, flushes and rounds are gpu_peers.py's; a bound is what a kernel makes that only reads as many bytes as codes are.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_decode_peers import HEAD_DIM, HEADS_KV, FoveaDecode, Problem, libraries_of, parse_args
+from gpu_decode_peers import HEAD_DIM, HEADS_KV, FoveaDecode, Problem, fa3_call, fa3_decode, libraries_of, parse_args
 from gpu_peers import Clock, fovea, keep
 from gpu_reader import reader_of
 
@@ -53,6 +53,8 @@ CASES += [Case(8, 32768, 12, page_size, sees_all_keys=sees_all_keys, group=4) fo
 CASES += [Case(batch, keys, 8, page_size, 64, sees_all_keys) for page_size in (0, 16) for sees_all_keys in (False, True) for batch, keys in SHAPES[:4]]
 CASES += [Case(batch, keys, page_size=page_size, appends=True) for page_size in (0, 16) for batch, keys in ((8, 32768), (32, 8192), (8, 8192), (1, 4096))]
 CASES += [Case(8, 32768, 8, page_size, has_scales_by_rows=by_rows, has_heads_first=not by_rows) for page_size in (0, 16) for by_rows in (False, True)]
+# Chunks of prompts, 512 and 4,096 queries of groups of four heads.
+CASES += [Case(batch, keys, 4 * queries, page_size, head_dim, group=4) for head_dim in (128, 64) for page_size in (0, 16) for batch, keys, queries in ((1, 32768, 512), (1, 32768, 4096), (4, 8192, 512), (1, 4096, 4096))]
 
 
 def codes_of(numbers, kind, by_rows):
@@ -106,6 +108,8 @@ def measure(case, libraries, clock, rounds):
     row = {"case": problem.label, "us": {}, "error": {}, "from_codes": {}, "wrong": []}
     calls = {"bf16": FoveaDecode(libraries["fovea"], problem)}
     expected = {"bf16": unrounded}
+    if fa3_decode is not None and problem.seqlen_q > 1 and not case.sees_all_keys and not case.appends:
+        calls["fa3"], expected["fa3"] = fa3_call(problem), unrounded
     for kind in CODES:
         coded = CodedProblem(problem, kind, case.has_scales_by_rows)
         for name, library in libraries.items():
@@ -113,7 +117,8 @@ def measure(case, libraries, clock, rounds):
             calls[label] = FoveaDecodeCodes(library, coded)
             expected[label] = coded.expected()
     for name, call in calls.items():
-        out = call()[0]
+        out = call()
+        out = (out[0] if isinstance(out, (tuple, list)) else out)[0]
         row["from_codes"][name], row["error"][name] = distance(out, expected[name]), distance(out, unrounded)
         if not row["from_codes"][name] <= DIFFERENCE:
             row["wrong"].append(f"{problem.label}: {name} differs from its codes by {row['from_codes'][name]:.2g}; expected at most {DIFFERENCE}")

@@ -209,4 +209,65 @@ std::vector<NamedCacheCase> hopper_coded_cases() {
   return cases;
 }
 
+std::vector<NamedCacheCase> hopper_chunk_cases() {
+  // Nothing; one key; a tile of 128 and a key; tiles enough for all buffers to be used again. Most rows of short
+  // sequences see nothing.
+  const auto chunk = [](Dtype k, Dtype v, std::int64_t page_size) {
+    CacheCase problem = base_case(k, v, page_size);
+    problem.seqlens = {0, 1, 129, 650};
+    problem.seqlen_q = 70;
+    problem.head_dim_qk = problem.head_dim_v = 128;
+    return problem;
+  };
+  CacheCase pages = chunk(Dtype::i8, Dtype::i8, 16);
+  pages.has_sinks = true;
+  // Two row tiles; keys begin at any row of a slot, and end where the next sequence's padding begins.
+  CacheCase slots = chunk(Dtype::e4m3, Dtype::i8, 0);
+  slots.q_dtype = Dtype::f16;
+  slots.seqlens = {300, 391, 128};
+  slots.seqlen_q = 200;
+  slots.head_dim_qk = 64;
+  slots.mask = window(100, 0);
+  slots.has_batch_idx = slots.has_left_padding = slots.has_heads_first = true;
+  // Keys begin inside a page; panels of 64 codes that rows do not fill.
+  CacheCase odd_pages = chunk(Dtype::i8, Dtype::e4m3, 11);
+  odd_pages.seqlens = {256, 200, 391};
+  odd_pages.head_dim_qk = 96;
+  odd_pages.head_dim_v = 16;
+  odd_pages.has_left_padding = true;
+  odd_pages.index_dtype = Dtype::i64;
+  odd_pages.score = parse_score_mod("score + float(q_head + 1) / 16 * (kv_idx - q_idx)");
+  // Scales of whole heads of a sequence.
+  CacheCase given = chunk(Dtype::e4m3, Dtype::e4m3, 1);
+  given.seqlens = {300, 130};
+  given.head_dim_v = 80;
+  given.has_given_scales = given.has_page_list = true;
+  given.score = softcap(3);
+  given.mask = MaskMod();
+  // Chunks of prompts beside single tokens, and what they append.
+  CacheCase packed = chunk(Dtype::i8, Dtype::i8, 16);
+  packed.head_dim_qk = packed.head_dim_v = 64;
+  packed.seqlens = {300, 65, 129, 150, 0, 200};
+  packed.packed_q = packed.packed_new = {150, 1, 1, 0, 3, 70};
+  packed.packed_new[4] = 0;
+  packed.has_max_seqlen_q = packed.has_sinks = true;
+  // Of values some rows see it, others do not: passes.
+  CacheCase poisoned = chunk(Dtype::i8, Dtype::i8, 16);
+  poisoned.seqlens = {300, 120};
+  poisoned.seqlen_q = 140;
+  poisoned.mask = window(90, 0);
+  poisoned.nan_key = 110;
+  CacheCase poisoned_codes = poisoned;
+  poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
+  poisoned_codes.has_given_scales = true;
+  poisoned_codes.page_size = 0;
+  return {{"hopper_chunk_pages", pages},
+          {"hopper_chunk_slots", slots},
+          {"hopper_chunk_odd_pages", odd_pages},
+          {"hopper_chunk_given_scales", given},
+          {"hopper_chunk_packed", packed},
+          {"hopper_chunk_nan_in_scales", poisoned},
+          {"hopper_chunk_nan_in_codes", poisoned_codes}};
+}
+
 }  // namespace fovea::testing

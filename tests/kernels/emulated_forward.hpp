@@ -68,6 +68,8 @@ struct EmulatedSm80Quantized {
 
 Sm80QuantizedFunction sm80_quantized_named(std::string_view name);
 const EmulatedHopper& hopper_named(std::string_view name);
+/// Of sm90/attention_coded.
+const EmulatedHopper& chunk_over_codes_named(std::string_view name);
 /// Of sm90/attention_quantized, and the kernels before it.
 const EmulatedHopper& quantized_named(std::string_view name);
 void run_mean_of_keys(const QuantizeKvSpec& spec, const QuantizeKvParams& params);

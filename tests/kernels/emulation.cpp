@@ -13,6 +13,7 @@
 #include "cuda/forward/sm80_short.hpp"
 #include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
+#include "cuda/forward/sm90_coded.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_coded.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
@@ -188,6 +189,13 @@ void run_hopper(const Run& run, Emulation& emulation) {
   const bool is_copied = run.label.find("copied") != std::string::npos;
   ASSERT_EQ(plan.candidate, is_copied ? cuda::Sm90ForwardCpAsync::kName : cuda::Sm90Forward::kName);
   run_hopper_plan<cuda::Sm90Forward>(run, plan, cuda::hopper_named(run.label), emulation);
+}
+
+void run_chunk_over_codes(const Run& run, Emulation& emulation) {
+  const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  ASSERT_EQ(plan.candidate, cuda::Sm90ForwardCoded::kName);
+  run_hopper_plan<cuda::Sm90ForwardCoded>(run, plan, cuda::chunk_over_codes_named(run.label),
+                                          emulation);
 }
 
 void run_sm80_quantized(const Run& run, Emulation& emulation) {

@@ -20,6 +20,7 @@ void run_short(const Run& run, Emulation& emulation);
 void run_hopper_short(const Run& run, Emulation& emulation);
 void run_decode(const Run& run, Emulation& emulation);
 void run_decode_coded(const Run& run, Emulation& emulation);
+void run_chunk_over_codes(const Run& run, Emulation& emulation);
 void run_latent(const Run& run, Emulation& emulation);
 void run_hopper(const Run& run, Emulation& emulation);
 /// What rounds K, V and Q into workspace; attention behind it.

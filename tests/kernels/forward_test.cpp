@@ -398,6 +398,19 @@ INSTANTIATE_TEST_SUITE_P(All, EmulatedHopperCaches, ::testing::ValuesIn(hopper_c
 INSTANTIATE_TEST_SUITE_P(Copied, EmulatedHopperCaches,
                          ::testing::ValuesIn(hopper_copied_cache_cases()),
                          [](const auto& each) { return each.param.label; });
+class EmulatedChunksOverCodes : public ::testing::TestWithParam<NamedCacheCase> {};
+
+TEST_P(EmulatedChunksOverCodes, EqualTheOracle) {
+  for_each_landing([](Emulation& emulation) {
+    expect_cache_equals_oracle(GetParam(), run_chunk_over_codes, sectioned_hopper(), emulation);
+    if (!GetParam().problem.packed_q.empty()) return;  // queries of nobody are NaN
+    EXPECT_EQ(emulation.num_redone > 0, GetParam().problem.nan_key >= 0)
+        << "what lies behind the last key is no reason to compute again";
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedChunksOverCodes, ::testing::ValuesIn(hopper_chunk_cases()),
+                         [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHopperCaches,
                          ::testing::ValuesIn(hopper_few_rows_cache_cases()),
                          [](const auto& each) { return each.param.label; });

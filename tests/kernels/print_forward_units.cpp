@@ -126,10 +126,14 @@ void print_codeds(std::ofstream& out) {
   std::string decodes;
   for (const auto& each : testing::hopper_coded_cases())
     print_hopper(each.label, testing::problem_of_cache(each.problem), out, decodes);
+  std::string chunks;
+  for (const auto& each : testing::hopper_chunk_cases())
+    print_hopper(each.label, testing::problem_of_cache(each.problem), out, chunks);
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedCoded kCodeds[] = {{\n{}}};\n"
-      "inline constexpr EmulatedDecode kDecodesOfCodes[] = {{\n{}}};\n}}\n",
-      table, decodes);
+      "inline constexpr EmulatedDecode kDecodesOfCodes[] = {{\n{}}};\n"
+      "inline constexpr EmulatedHopper kChunksOverCodes[] = {{\n{}}};\n}}\n",
+      table, decodes, chunks);
 }
 
 /// Of GPUs whose warps have 64 lanes.

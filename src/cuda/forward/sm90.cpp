@@ -74,17 +74,9 @@ bool has_registers(const Sm90ForwardSpec& spec, std::int32_t num_groups) {
 }
 
 /// What the kernel takes from neither loader.
-std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTraits& device) {
+std::optional<Refusal> refuses_numbers(const ForwardProblem& f, const DeviceTraits& device) {
   if (auto refusal = refuses_tensor_cores(f, device)) return refusal;
-  if (device.compute_capability() != 90) {
-    return Refusal{
-        fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
-  }
-  if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
-  const std::int64_t packed_keys = f.is_cached ? 0 : f.problem.k.shape[0];
-  if (f.is_varlen && std::max(f.total_q, packed_keys) > std::int64_t{0x7fffffff})
-    return Refusal{"more than 2^31 packed rows"};
-  return refuses_few_queries(f);
+  return refuses_hopper(f, device);
 }
 
 /// What cp.async cannot copy by 16 bytes: by elements mma.sync's kernel, whose warps all copy, is three times as fast
@@ -140,7 +132,7 @@ Sm90ForwardSpec choose_for_many_rows(Sm90ForwardSpec spec, const ForwardProblem&
   if (spec.head_dim_qk == 192 && spec.head_dim_v <= 128) tile.tile_kv = 128;
   spec.tile_q = static_cast<std::int32_t>(kRowsOfGroup) * tile.num_groups;
   spec.tile_kv = tile.tile_kv;
-  spec.num_warps = 4 * (tile.num_groups + 1);
+  spec.num_warps = sm90_num_warps(spec, tile.num_groups);
   spec.stages = kStages;
   spec.ctas_per_sm = 1;
   spec.q_stages = tile.q_stages;
@@ -182,6 +174,26 @@ std::vector<Sm90ForwardSpec> alternatives_for_many_rows(const Sm90ForwardSpec& c
 
 }  // namespace
 
+std::optional<Refusal> refuses_hopper(const ForwardProblem& f, const DeviceTraits& device) {
+  if (device.compute_capability() != 90) {
+    return Refusal{
+        fmt::format("compute capability is {}.{}; expected 9.0", device.major, device.minor)};
+  }
+  if (f.seqlen_kv >= std::int64_t{1} << 28) return Refusal{"more than 2^28 keys"};
+  const std::int64_t packed_keys = f.is_cached ? 0 : f.problem.k.shape[0];
+  if (f.is_varlen && std::max(f.total_q, packed_keys) > std::int64_t{0x7fffffff})
+    return Refusal{"more than 2^31 packed rows"};
+  return refuses_few_queries(f);
+}
+
+std::optional<Refusal> refuses_shared_tiles(const ForwardProblem& f) {
+  if (!has_few_rows(f)) return std::nullopt;
+  return Refusal{
+      fmt::format("{} rows share a kv head; expected more than {}, fewer leave most "
+                  "of a tile of one head empty",
+                  f.group * f.seqlen_q, kFewRows)};
+}
+
 std::optional<Refusal> refuses_few_queries(const ForwardProblem& f) {
   if (!f.is_cached || has_few_rows(f) || f.seqlen_q >= kRowsOfGroup) return std::nullopt;
   return Refusal{
@@ -207,7 +219,7 @@ std::optional<Refusal> Sm90Forward::refuses(const ForwardProblem& f, const Devic
 
 std::optional<Refusal> Sm90Forward::refuses_many_rows(const ForwardProblem& f,
                                                       const DeviceTraits& device) {
-  if (auto refusal = refuses_hopper(f, device)) return refusal;
+  if (auto refusal = refuses_numbers(f, device)) return refusal;
   if (auto refusal = refuses_cache_tiles(f)) return refusal;
   const Problem& p = f.problem;
   std::string why = why_no_tensor_maps({{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
@@ -246,13 +258,8 @@ bool Sm90Forward::reads(const AttentionForward& args, const GrownCache* cache) {
 
 std::optional<Refusal> Sm90ForwardCpAsync::refuses(const ForwardProblem& f,
                                                    const DeviceTraits& device) {
-  if (auto refusal = refuses_hopper(f, device)) return refusal;
-  if (has_few_rows(f)) {
-    return Refusal{
-        fmt::format("{} rows share a kv head; expected more than {}, fewer leave most "
-                    "of a tile of one head empty",
-                    f.group * f.seqlen_q, kFewRows)};
-  }
+  if (auto refusal = refuses_numbers(f, device)) return refusal;
+  if (auto refusal = refuses_shared_tiles(f)) return refusal;
   if (std::max(f.head_dim_qk, f.head_dim_v) <= kPanelElements) {
     return Refusal{
         fmt::format("head dims are {} and {}; expected more than {}, else mma.sync is faster",
@@ -336,7 +343,9 @@ Sm90Launch persistent_launch(const Sm90ForwardSpec& spec, const ForwardProblem& 
       .claims_of_wave =
           launch.has_counter ? claims_of_wave(spec, problem, plan.device, launch.num_ctas) : 0,
       .quantized = {},
-      .values = {}};
+      .values = {},
+      .k_scale = {},
+      .v_scale = {}};
   launch.counter.counter = launch.params.next_tile;
   return launch;
 }

@@ -32,7 +32,9 @@ struct SpecText<Sm90ForwardSpec> {
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, multiplies_codes),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, sums_codes),
                                        FOVEA_SPEC_MEMBER(Sm90ForwardSpec, rotates),
-                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, smooths_v)};
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, smooths_v),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, k_codes),
+                                       FOVEA_SPEC_MEMBER(Sm90ForwardSpec, v_codes)};
 };
 
 /// A call's parameters and grids; where they run is not known here.
@@ -50,6 +52,11 @@ struct Sm90Launch {
   /// The first two, whatever comes between them and the kernel.
   void add_before(KernelLaunches& all) const;
 };
+
+/// Other GPUs, more than the kernel counts, few queries of each head beside a cache: whatever K and V are.
+std::optional<Refusal> refuses_hopper(const ForwardProblem& problem, const DeviceTraits& device);
+/// Of tiles whose rows are one head's: rows that share a kv head, where they are few.
+std::optional<Refusal> refuses_shared_tiles(const ForwardProblem& problem);
 
 /// Of kernels whose roles load tiles by TMA: many rows, but few of each head, beside a cache; caches whose tiles are
 /// not read, as places in pages are found by shifts.

@@ -10,6 +10,7 @@
 #include "cuda/device/shared/split.h"
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/sm80_decode_coded.hpp"
+#include "cuda/forward/sm90_coded.hpp"
 #include "cuda/forward/sm90_decode_coded.hpp"
 #include "problem/decode.hpp"
 
@@ -44,6 +45,9 @@ jit::Cubin compiled_for(const ForwardPlan& plan, bool is_hopper) {
   return compiler().compile(planned_kernels(plan).front().text,
                             {.major = is_hopper ? 9 : 8, .minor = 0});
 }
+
+/// Of sm90/attention_coded: its steps over kv tiles know more than 88 registers hold (docs/kernels).
+constexpr int kSpilledByLoaders = 720;
 
 class CodedSpecs : public ::testing::TestWithParam<Shape> {};
 
@@ -121,6 +125,47 @@ INSTANTIATE_TEST_SUITE_P(All, HopperCodedSpecs,
                                                  .codes = Dtype::e4m3,
                                                  .head_dim = 128,
                                                  .seqlen_q = 3,
+                                                 .is_hopper = true}),
+                         [](const auto& each) { return std::string(each.param.name); });
+
+class HopperChunkSpecs : public ::testing::TestWithParam<Shape> {};
+
+/// Warps that load spill, those that compute do not.
+TEST_P(HopperChunkSpecs, ComputeInRegisters) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const ForwardPlan plan = plan_of(GetParam());
+  ASSERT_EQ(plan.candidate, Sm90ForwardCoded::kName);
+  const jit::Cubin cubin = compiled_for(plan, true);
+  EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
+  EXPECT_LE(cubin.report.spill_bytes, kSpilledByLoaders);
+  const auto code = machine_code(cubin);
+  if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+  // A step: scores, as deep as head_dim_qk, and sums, as deep as the tile.
+  const auto loops = loops_with(*code, "HGMMA", static_cast<int>(GetParam().head_dim) / 16 + 8);
+  ASSERT_FALSE(loops.empty());
+  EXPECT_EQ(count(loops.front(), "LDL") + count(loops.front(), "STL"), 0);
+  // Of int8 a byte becomes a float by one instruction.
+  const bool is_int8 = GetParam().codes == Dtype::i8;
+  EXPECT_EQ(count(*code, "PRMT") >= GetParam().head_dim, is_int8);
+  EXPECT_EQ(count(*code, "F2FP.F16.E4M3.UNPACK_B") >= GetParam().head_dim / 2, !is_int8);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, HopperChunkSpecs,
+                         ::testing::Values(Shape{.name = "int8_pages",
+                                                 .codes = Dtype::i8,
+                                                 .head_dim = 128,
+                                                 .seqlen_q = 512,
+                                                 .is_hopper = true},
+                                           Shape{.name = "e4m3_slots",
+                                                 .codes = Dtype::e4m3,
+                                                 .head_dim = 128,
+                                                 .seqlen_q = 512,
+                                                 .is_hopper = true,
+                                                 .page_size = 0},
+                                           Shape{.name = "int8_d64",
+                                                 .codes = Dtype::i8,
+                                                 .head_dim = 64,
+                                                 .seqlen_q = 64,
                                                  .is_hopper = true}),
                          [](const auto& each) { return std::string(each.param.name); });
 

@@ -31,12 +31,13 @@ struct FourNumbers {
 FOVEA_DEVICE FourNumbers numbers_of_int8(std::uint32_t word, float scale) {
   const std::uint32_t biased = word ^ 0x80808080U;
   constexpr std::uint32_t kIntegerBits = 0x4b000000U;
+  constexpr std::uint32_t kItsUpperBytes = 0x7440U;  // for prmt, behind a byte of the word
   constexpr float kOrigin = 8388608.0F + 128.0F;
   FourNumbers n;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const std::uint32_t byte = biased >> (8 * i) & 0xffU;
-    n.x[i] = ptx::mul_rn(ptx::bit_cast<float>(kIntegerBits | byte) - kOrigin, scale);
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    const std::uint32_t integer = ptx::prmt(biased, kIntegerBits, kItsUpperBytes | i);
+    n.x[i] = ptx::mul_rn(ptx::bit_cast<float>(integer) - kOrigin, scale);
   }
   return n;
 }

@@ -42,6 +42,11 @@ FOVEA_DEVICE std::uint32_t one_of(std::int64_t value, std::int32_t count) {
   return word < last ? word : last;
 }
 
+/// Of a row of a sequence's pages: the entry of the table that names its page.
+FOVEA_DEVICE std::int32_t entry_of_row(const ForwardParams& p, std::int32_t row) {
+  return p.page_shift >= 0 ? row >> p.page_shift : row / p.page_size;
+}
+
 /// What the table says of rows [entry page_size, (entry + 1) page_size) of a sequence.
 FOVEA_DEVICE std::int64_t page_entry(const ForwardParams& p, std::int64_t sequence,
                                      std::int64_t entry) {

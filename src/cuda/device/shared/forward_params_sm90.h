@@ -41,6 +41,7 @@ struct Sm90ForwardParams {
   QuantizedParams quantized;
   // Where V is: likewise. v is a map of rows of kQuantizedTile codes, tiles one below the other, of boxes of a tile.
   QuantizedValues values;
+  ScaleParam k_scale, v_scale;  // of a cache of codes
 };
 
 /// What sm90/attention_forward_short takes.

@@ -119,7 +119,12 @@ struct Sm90ForwardSpec : ForwardSpec {
   bool sums_codes = false;
   bool rotates = false;    // rows of Q and K, before they are rounded
   bool smooths_v = false;  // codes of V are without its mean
+  // Of a cache; none: elements of q's dtype. Both or neither. Threads that load them make numbers of them
+  // (loads_by_cp_async, for Q is copied so then).
+  Codes k_codes = Codes::none;
+  Codes v_codes = Codes::none;
 
+  constexpr bool has_codes() const { return k_codes != Codes::none; }
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
 
@@ -415,15 +420,19 @@ constexpr std::int32_t sm90_panel_elements(const Sm90ForwardSpec& spec) {
   return is_whole ? widest : widest / 2;
 }
 
-/// Warps that load.
+/// Warps that load. Codes are a warpgroup's, behind those that compute.
 constexpr std::int32_t sm90_num_loaders(const Sm90ForwardSpec& spec) {
-  return spec.loads_by_cp_async ? 2 : 1;
+  return spec.has_codes() ? 4 : spec.loads_by_cp_async ? 2 : 1;
+}
+/// Warps of a CTA: those that load, store and schedule, those of `groups` that compute, those that load codes.
+constexpr std::int32_t sm90_num_warps(const Sm90ForwardSpec& spec, std::int32_t groups) {
+  return 4 * (groups + (spec.has_codes() ? 2 : 1));
 }
 
 /// Words for pages of keys: by TMA one of each box, by threads one of each row, for the kv tiles that values, keys and
 /// look-ups are at.
 constexpr std::int32_t sm90_page_words(const Sm90ForwardSpec& spec) {
-  if (!spec.is_paged) return 0;
+  if (!spec.is_paged || spec.has_codes()) return 0;  // of codes a lane keeps the page of its row
   return spec.loads_by_cp_async ? 3 * spec.tile_kv : spec.tile_kv / 8;
 }
 

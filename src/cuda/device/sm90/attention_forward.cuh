@@ -71,8 +71,11 @@
 // What TMA cannot read, two warps copy (copy_cp_async.cuh): pages of any size, pages that keys begin inside of, strides
 // that TMA does not have. Their output is written row by row.
 //
-// Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load with copy_tma or
-// copy_cp_async, compute with scores, code_scores, softcap and output, store. The entry is here.
+// Caches of codes: a warpgroup behind those that compute loads them, and makes numbers of 16 bits of them on their way
+// into shared memory (copy_codes.cuh). Lab book: docs/kernels/attention_coded_sm90.md.
+//
+// Chapters, in forward/: cta (what all roles know), schedule, redo (row tiles computed again), load with copy_tma,
+// copy_cp_async or copy_codes, compute with scores, code_scores, softcap and output, store. The entry is here.
 //
 // Refused (forward/sm90.cpp has the words): f32 inputs, rows that do not lie at multiples of 16 bytes, few rows that
 // TMA cannot read.
@@ -146,13 +149,21 @@ FOVEA_DEVICE void attention_forward(const Sm90ForwardParams& p) {
   ptx::sync_threads();
   if (cta.warp < 4) {
     if constexpr (T::kTradesRegisters) ptx::setmaxnreg_dec<T::kLoadRegisters>();
-    if (cta.warp == 0 || (T::kLoaders == 2 && cta.warp == 3)) Load<spec>(cta).run();
+    if constexpr (!spec.has_codes())
+      if (cta.warp == 0 || (T::kLoaders == 2 && cta.warp == 3)) Load<spec>(cta).run();
     if (cta.warp == 1) Store<spec>(cta).run();
     if (cta.warp == 2) Schedule<spec, Mods>(cta).run();
-  } else {
-    if constexpr (T::kTradesRegisters) ptx::setmaxnreg_inc<T::kComputeRegisters>();
-    Compute<spec, Mods>(cta).run();
+    return;
   }
+  if constexpr (spec.has_codes()) {
+    if (cta.loader() >= 0) {
+      ptx::setmaxnreg_dec<T::kCodeRegisters>();
+      Load<spec>(cta).run();
+      return;
+    }
+  }
+  if constexpr (T::kTradesRegisters) ptx::setmaxnreg_inc<T::kComputeRegisters>();
+  Compute<spec, Mods>(cta).run();
 }
 
 }  // namespace fovea::cuda::sm90

@@ -30,7 +30,7 @@ class CpAsyncCopies {
   static_assert(spec.heads_per_tile == 1, "rows of a tile are one head's");
 
   FOVEA_DEVICE_MEMBER explicit CpAsyncCopies(const Cta<spec>& of_cta)
-      : cta_(of_cta), loader_(of_cta.warp == 0 ? 0 : 1) {}
+      : cta_(of_cta), loader_(of_cta.loader()) {}
 
   FOVEA_DEVICE_MEMBER void clear_unused_rows() const {}
 
@@ -62,7 +62,7 @@ class CpAsyncCopies {
       const std::int32_t key = tile.idx * spec.tile_kv + row;
       if (block % kLoaders != loader_ || key >= place.seqlen_kv) continue;
       ptx::cp_async_4(page_word_at(pages_, row),
-                      table + entry_of(place.kv_row + key) * c.page_table.stride * bytes, 4);
+                      table + entry_of_row(c, place.kv_row + key) * c.page_table.stride * bytes, 4);
     }
     return pages_;
   }
@@ -99,6 +99,18 @@ class CpAsyncCopies {
     finish();
   }
 
+  /// What this warp has copied.
+  FOVEA_DEVICE_MEMBER void rewrite(const typename T::VTile& values, Pass pass) const {
+    constexpr int kBlockBytes = 32 * T::VTile::kSpan;
+#pragma unroll 1
+    for (int block = loader_; block < spec.tile_kv / 32; block += kLoaders) {
+#pragma unroll 1
+      for (int panel = 0; panel < T::VTile::kPanels; ++panel)
+        rewrite_values<spec.element, kBlockBytes>(values.panel(panel) + block * kBlockBytes,
+                                                  cta_.lane, pass);
+    }
+  }
+
  private:
   static constexpr int kLoaders = T::kLoaders;
   static constexpr SharedAddress kNothing = 0xffffffffU;
@@ -124,12 +136,6 @@ class CpAsyncCopies {
     return cta_.smem + T::kAt.pages + 4 * (pages * spec.tile_kv + row);
   }
 
-  /// Of a row of the sequence's slot, in its row of the page table.
-  FOVEA_DEVICE_MEMBER std::int32_t entry_of(std::int32_t row) const {
-    const ForwardParams& c = cta_.p.common;
-    return c.page_shift >= 0 ? row >> c.page_shift : row / c.page_size;
-  }
-
   // ---- rows ----
 
   template <class Tile>
@@ -142,7 +148,7 @@ class CpAsyncCopies {
       if constexpr (!spec.is_paged)
         return head + kv.batch * t.batch_stride + (first + row) * t.row_stride;
       const auto word = ptx::ld_shared<std::uint32_t>(page_word_at(kv.batch, row));
-      const std::int32_t entry = entry_of(first + row);
+      const std::int32_t entry = entry_of_row(c, first + row);
       return head + one_of(word, c.num_slots) * t.batch_stride +
              (first + row - entry * c.page_size) * t.row_stride;
     });
@@ -186,18 +192,6 @@ class CpAsyncCopies {
             exists && T::kElement.of_panel * panel + T::kElement.of_chunk * chunk < width);
       }
       at = (at + 4 * Tile::kSpan) ^ 64U;  // four rows on the swizzle has exchanged chunks 4 apart
-    }
-  }
-
-  /// What this warp has copied.
-  FOVEA_DEVICE_MEMBER void rewrite(const typename T::VTile& values, Pass pass) const {
-    constexpr int kBlockBytes = 32 * T::VTile::kSpan;
-#pragma unroll 1
-    for (int block = loader_; block < spec.tile_kv / 32; block += kLoaders) {
-#pragma unroll 1
-      for (int panel = 0; panel < T::VTile::kPanels; ++panel)
-        rewrite_values<spec.element, kBlockBytes>(values.panel(panel) + block * kBlockBytes,
-                                                  cta_.lane, pass);
     }
   }
 

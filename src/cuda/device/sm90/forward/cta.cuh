@@ -40,10 +40,11 @@ struct Traits {
   static_assert(spec.head_dim_qk % kPanelElements == 0 && spec.head_dim_v % kPanelElements == 0,
                 "rows are whole panels, of 128 or of 64 bytes");
   static_assert(kPanelElements == 64 || !spec.loads_by_cp_async, "threads copy 128 bytes of a row");
-  static constexpr int kGroups = spec.num_warps / 4 - 1;
   static constexpr int kGroupRows = 64;
+  static constexpr int kGroups = spec.tile_q / kGroupRows;
   static_assert(kGroups <= 3, "two or three warpgroups take turns; one has nobody to wait for");
-  static_assert(spec.tile_q == 64 * kGroups, "a warpgroup owns 64 rows");
+  static_assert(spec.tile_q == 64 * kGroups && spec.num_warps == sm90_num_warps(spec, kGroups),
+                "a warpgroup owns 64 rows");
   static_assert(spec.tile_kv % 16 == 0, "keys are the second product's depth, in steps of 16");
   static_assert(spec.heads_per_tile == 1 || kGroups == 1, "heads share the rows of one group");
   static_assert(!spec.is_split || kFewestKeysPerSplit % spec.tile_kv == 0,
@@ -101,17 +102,23 @@ struct Traits {
   static constexpr int kCtas = spec.ctas_per_sm;
   static_assert(kGroups == 1 || kCtas == 1, "two groups fill an SM's registers");
   static constexpr bool kTradesRegisters = kGroups > 1 || kCtas > 1;
-  static constexpr int kLoadRegisters = spec.loads_by_cp_async ? (kIsWide ? 72 : 88)
-                                        : kGroups == 3         ? (kIsMiddle ? 56 : 32)
-                                        : spec.sums_codes      ? 24
-                                                               : 40;
-  static constexpr int kComputeRegisters = spec.loads_by_cp_async ? (kIsWide ? 216 : 208)
-                                           : kGroups == 3         ? (kIsMiddle ? 152 : 160)
-                                           : kCtas == 3           ? 120
-                                           : kCtas == 2           ? 216
-                                           : spec.sums_codes      ? 240
-                                                                  : 232;
+  static constexpr int kCodeRegisters = 88;                            // of warps that load codes
+  static constexpr int kLoadRegisters = spec.has_codes()         ? 24  // nor do they load
+                                        : spec.loads_by_cp_async ? (kIsWide ? 72 : 88)
+                                        : kGroups == 3           ? (kIsMiddle ? 56 : 32)
+                                        : spec.sums_codes        ? 24
+                                                                 : 40;
+  static constexpr int kComputeRegisters = spec.has_codes()         ? 200
+                                           : spec.loads_by_cp_async ? (kIsWide ? 216 : 208)
+                                           : kGroups == 3           ? (kIsMiddle ? 152 : 160)
+                                           : kCtas == 3             ? 120
+                                           : kCtas == 2             ? 216
+                                           : spec.sums_codes        ? 240
+                                                                    : 232;
   static_assert(kGroups < 3 || !spec.loads_by_cp_async, "threads that copy want more registers");
+  static_assert(!spec.has_codes() || (kGroups == 2 && !kIsWide && spec.loads_by_cp_async &&
+                                      !spec.multiplies_codes && spec.tile_kv == 32 * kLoaders),
+                "a lane of four warps that load codes has a row of each tile");
   /// Powers between two links of the chain in OptimisticRows::exponentiate.
   static constexpr int kChunk = kGroups == 2 && spec.head_dim_v == 128 ? 16 : 0;
 };
@@ -139,8 +146,9 @@ struct SequencePlace {
 struct KvRows {
   std::int32_t idx, kv_head, batch, first_row, num_keys;
   std::int32_t first_tile;  // of the sequence's tiles of codes
+  std::int32_t sequence;
 
-  FOVEA_DEVICE KvRows none() { return {-1, 0, 0, 0, 0, 0}; }
+  FOVEA_DEVICE KvRows none() { return {-1, 0, 0, 0, 0, 0, 0}; }
 };
 
 /// A kv tile that a row tile visits: its index, the pass, and whether every row sees all of it and it is the pass of
@@ -168,6 +176,12 @@ template <auto spec>
 struct Cta : RoleWarp {
   using T = Traits<spec>;
   const Sm90ForwardParams& p;
+
+  /// The number of this warp among those that load.
+  FOVEA_DEVICE_MEMBER int loader() const {
+    if constexpr (spec.has_codes()) return warp - 4 * (T::kGroups + 1);
+    return warp == 0 ? 0 : 1;
+  }
 
   FOVEA_DEVICE_MEMBER SharedAddress q_at(int stage, int group) const {
     return smem + T::kAt.q + (stage * T::kGroups + group) * T::kAt.q_bytes;

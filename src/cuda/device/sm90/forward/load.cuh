@@ -6,6 +6,7 @@
 #include "common/tile_walk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
+#include "sm90/forward/copy_codes.cuh"
 #include "sm90/forward/copy_cp_async.cuh"
 #include "sm90/forward/copy_tma.cuh"
 #include "sm90/forward/cta.cuh"
@@ -19,6 +20,10 @@ struct CopiesOf {
 template <auto spec>
 struct CopiesOf<spec, true> {
   using Type = CpAsyncCopies<spec>;
+};
+template <auto spec>
+requires(spec.has_codes()) struct CopiesOf<spec, true> {
+  using Type = CodeCopies<spec>;
 };
 
 /// A warp that loads: one, or two that copy half of each tile.
@@ -65,13 +70,9 @@ struct Load {
         const std::int32_t pages = next_pages;
         const bool has_next = visit(next);
         if (has_next) next_pages = copies.look_up(place, batch, next);
-        const KvRows kv{tile.idx,
-                        rows.q_head / cta.p.common.group,
-                        spec.is_paged ? pages : batch,
-                        place.kv_row,
-                        place.seqlen_kv - tile.idx * spec.tile_kv,
-                        Cta<spec>::first_tile_of_codes(rows, place)};
-        load_tile(rows, place, kv, tile, next, has_next, is_first, pending);
+        const KvRows kv = kv_rows(rows, place, tile, spec.is_paged ? pages : batch);
+        load_tile(rows, place, kv, tile, next, spec.is_paged ? next_pages : batch, has_next,
+                  is_first, pending);
         if (!has_next) break;
         tile = next;
       }
@@ -91,6 +92,17 @@ struct Load {
     return static_cast<std::int32_t>(sequence.kv_batch);
   }
 
+  FOVEA_DEVICE_MEMBER KvRows kv_rows(const RowTile& rows, const SequencePlace& place,
+                                     VisitedTile tile, std::int32_t batch) const {
+    return {tile.idx,
+            rows.q_head / cta.p.common.group,
+            batch,
+            place.kv_row,
+            place.seqlen_kv - tile.idx * spec.tile_kv,
+            Cta<spec>::first_tile_of_codes(rows, place),
+            rows.batch};
+  }
+
   /// The next kv tile, in the order of the walk; false behind the last. There is at least one.
   FOVEA_DEVICE_MEMBER bool visit(VisitedTile& tile) {
     if (group.visible == 0) {
@@ -100,7 +112,7 @@ struct Load {
     tile = take_tile<T::kWalkOrder>(group);
     // One tile is left, or none: what is in flight by now covers the time that a claim takes.
     if (is_last_group && !has_claimed && (group.visible & (group.visible - 1)) == 0) {
-      if (cta.lane == 0 && cta.warp == 0) ptx::mbarrier_arrive(cta.barrier(T::kAt.claim, 0));
+      if (cta.lane == 0 && cta.loader() == 0) ptx::mbarrier_arrive(cta.barrier(T::kAt.claim, 0));
       has_claimed = true;
     }
     return true;
@@ -131,7 +143,9 @@ struct Load {
   /// else.
   FOVEA_DEVICE_MEMBER void load_tile(const RowTile& rows, const SequencePlace& place,
                                      const KvRows& kv, VisitedTile tile, VisitedTile next,
-                                     bool has_next, bool is_first, KvRows& pending) {
+                                     std::int32_t next_batch, bool has_next, bool is_first,
+                                     KvRows& pending) {
+    if constexpr (spec.has_codes()) copies.ask_for_keys(kv);
     if (is_first) load_queries(rows, place, 0);
     acquire(T::kAt.k_empty, k.stage, k.parity);
     copies.keys(k.stage, kv,
@@ -140,6 +154,10 @@ struct Load {
     if (is_first) {
       for (int group = 1; group < T::kGroups; ++group) load_queries(rows, place, group);
       q.advance();
+    }
+    if constexpr (spec.has_codes()) {
+      copies.find_values(kv);
+      copies.find_keys(has_next ? kv_rows(rows, place, next, next_batch) : KvRows::none());
     }
     load_values(pending);
     pending = kv;
