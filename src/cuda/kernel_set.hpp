@@ -27,6 +27,7 @@ enum class KernelRole : std::uint8_t {
   tile_sums,      // of rows, before means of them
   key_mean,       // of keys, where a recipe takes it off
   quantize,       // k and v, where a recipe rounds them
+  numbers,        // of codes of a cache, where main multiplies those
   block_scores,   // of means of queries, where a recipe takes those off
   main,           // the operation itself
   deep_combine,   // joins splits: many of few rows

@@ -8,6 +8,7 @@
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/sm80.hpp"
 #include "cuda/forward/sm80_short.hpp"
+#include "cuda/forward/sm90_converted.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_short.hpp"
 #include "support/features.hpp"
@@ -159,6 +160,8 @@ cuda::ForwardPlan plan_of(const std::string& label, const ForwardProblem& proble
     plan = label.starts_with("short_") ? plan_without({kHopperShort}, problem, device)
                                        : plan_without({kHopperShort, kShort}, problem, device);
   }
+  if (label.starts_with("hopper_chunk_") && plan.candidate == cuda::Sm90ForwardConverted::kName)
+    plan = plan_without({cuda::Sm90ForwardConverted::kName}, problem, device);
   // Of more than 16 rows too, whose kernel is the one for long problems where heads are wide.
   if (label.starts_with("hopper_") && plan.candidate == cuda::Sm90Decode::kName)
     plan = plan_without({cuda::Sm90Decode::kName}, problem, device);

@@ -261,13 +261,29 @@ std::vector<NamedCacheCase> hopper_chunk_cases() {
   poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
   poisoned_codes.has_given_scales = true;
   poisoned_codes.page_size = 0;
+  // Scales that one fma does not take.
+  CacheCase huge = chunk(Dtype::i8, Dtype::i8, 16);
+  huge.seqlens = {300};
+  huge.value_growth = 0.4;
   return {{"hopper_chunk_pages", pages},
           {"hopper_chunk_slots", slots},
           {"hopper_chunk_odd_pages", odd_pages},
           {"hopper_chunk_given_scales", given},
           {"hopper_chunk_packed", packed},
+          {"hopper_chunk_huge_scales", huge},
           {"hopper_chunk_nan_in_scales", poisoned},
           {"hopper_chunk_nan_in_codes", poisoned_codes}};
+}
+
+std::vector<NamedCacheCase> hopper_converted_cases() {
+  std::vector<NamedCacheCase> cases;
+  for (NamedCacheCase each : hopper_chunk_cases()) {
+    each.label = "hopper_converted" + each.label.substr(std::string("hopper_chunk").size());
+    each.problem.has_left_padding = false;
+    if (!each.problem.mask.is_all_visible()) each.problem.mask = causal();
+    cases.push_back(each);
+  }
+  return cases;
 }
 
 }  // namespace fovea::testing

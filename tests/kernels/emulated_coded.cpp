@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "common/captured_range.cuh"
+#include "common/numbers_of_codes.cuh"
 #include "common/range.cuh"
 #include "kernels/emulated_forward.hpp"
 #include "ptx/generated/wgmma_bf16.cuh"
@@ -32,6 +33,12 @@ const EmulatedHopper& chunk_over_codes_named(std::string_view name) {
   const auto* const found = std::ranges::find(kChunksOverCodes, name, &EmulatedHopper::name);
   if (found == std::end(kChunksOverCodes)) throw std::out_of_range(std::string(name));
   return *found;
+}
+
+NumbersFunction numbers_of_codes_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kNumbersOfCodes, name, &EmulatedNumbers::name);
+  if (found == std::end(kNumbersOfCodes)) throw std::out_of_range(std::string(name));
+  return found->run;
 }
 
 }  // namespace fovea::cuda

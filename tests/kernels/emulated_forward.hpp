@@ -11,6 +11,7 @@
 #include "cuda/device/shared/forward_params_sm80.h"
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
+#include "cuda/device/shared/numbers_of_codes.h"
 #include "cuda/device/shared/quantize_kv.h"
 #include "cuda/device/shared/range_table.h"
 
@@ -58,6 +59,13 @@ struct EmulatedHopper {
   void (*run)(const Sm90ForwardParams& params);
 };
 
+using NumbersFunction = void (*)(const NumbersOfCodesParams& params);
+
+struct EmulatedNumbers {
+  std::string_view name;
+  NumbersFunction run;
+};
+
 using Sm80QuantizedFunction = void (*)(const Sm80QuantizedParams& params);
 
 /// Of sm80/attention_quantized.
@@ -68,8 +76,9 @@ struct EmulatedSm80Quantized {
 
 Sm80QuantizedFunction sm80_quantized_named(std::string_view name);
 const EmulatedHopper& hopper_named(std::string_view name);
-/// Of sm90/attention_coded.
+/// Of sm90/attention_coded and sm90/attention_converted, and the kernel before that.
 const EmulatedHopper& chunk_over_codes_named(std::string_view name);
+NumbersFunction numbers_of_codes_named(std::string_view name);
 /// Of sm90/attention_quantized, and the kernels before it.
 const EmulatedHopper& quantized_named(std::string_view name);
 void run_mean_of_keys(const QuantizeKvSpec& spec, const QuantizeKvParams& params);

@@ -14,6 +14,7 @@
 #include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_coded.hpp"
+#include "cuda/forward/sm90_converted.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_coded.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
@@ -167,6 +168,10 @@ void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
     emulation.launch({.x = 1}, 1, 0,
                      [&] { cuda::run_clear_counter({.counter = call.params.next_tile}); });
   if (call.quantize.num_ctas > 0) run_quantizers(call.quantize, emulation);
+  if (call.numbers.num_ctas > 0) {
+    emulation.launch({.x = call.numbers.num_ctas}, cuda::kNumbersThreads, 0,
+                     [&] { cuda::numbers_of_codes_named(run.label)(call.numbers.params); });
+  }
   emulation.is_dependent = call.has_counter || call.quantize.num_ctas > 0;
   emulation.ctas_at_once = static_cast<int>(call.num_ctas);
   emulation.ctas_per_sm = plan.spec->ctas_per_sm;
@@ -193,9 +198,13 @@ void run_hopper(const Run& run, Emulation& emulation) {
 
 void run_chunk_over_codes(const Run& run, Emulation& emulation) {
   const cuda::ForwardPlan plan = plan_of(run.label, run.problem, run.device);
+  const cuda::EmulatedHopper& kernel = cuda::chunk_over_codes_named(run.label);
+  if (run.label.starts_with("hopper_converted_")) {
+    ASSERT_EQ(plan.candidate, cuda::Sm90ForwardConverted::kName);
+    return run_hopper_plan<cuda::Sm90ForwardConverted>(run, plan, kernel, emulation);
+  }
   ASSERT_EQ(plan.candidate, cuda::Sm90ForwardCoded::kName);
-  run_hopper_plan<cuda::Sm90ForwardCoded>(run, plan, cuda::chunk_over_codes_named(run.label),
-                                          emulation);
+  run_hopper_plan<cuda::Sm90ForwardCoded>(run, plan, kernel, emulation);
 }
 
 void run_sm80_quantized(const Run& run, Emulation& emulation) {

@@ -78,8 +78,9 @@ std::vector<NamedCacheCase> coded_cache_cases();
 std::vector<NamedCacheCase> coded_decode_cases();
 /// Of sm90/decode_coded.
 std::vector<NamedCacheCase> hopper_coded_cases();
-/// Of sm90/attention_coded: chunks of queries.
+/// Of sm90/attention_coded: chunks of queries. The same where a launch before makes numbers of codes.
 std::vector<NamedCacheCase> hopper_chunk_cases();
+std::vector<NamedCacheCase> hopper_converted_cases();
 
 /// Of the kernels that run on AMD's GPUs: of the f32 kernel, which any of them runs; of cdna/attention_forward.
 std::vector<Case> amd_cases();

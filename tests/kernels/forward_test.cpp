@@ -411,6 +411,9 @@ TEST_P(EmulatedChunksOverCodes, EqualTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedChunksOverCodes, ::testing::ValuesIn(hopper_chunk_cases()),
                          [](const auto& each) { return each.param.label; });
+INSTANTIATE_TEST_SUITE_P(Converted, EmulatedChunksOverCodes,
+                         ::testing::ValuesIn(hopper_converted_cases()),
+                         [](const auto& each) { return each.param.label; });
 INSTANTIATE_TEST_SUITE_P(FewRows, EmulatedHopperCaches,
                          ::testing::ValuesIn(hopper_few_rows_cache_cases()),
                          [](const auto& each) { return each.param.label; });

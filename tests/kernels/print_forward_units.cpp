@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/numbers_of_codes.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/forward_cases.hpp"
 #include "kernels/renamed.hpp"
@@ -129,11 +130,23 @@ void print_codeds(std::ofstream& out) {
   std::string chunks;
   for (const auto& each : testing::hopper_chunk_cases())
     print_hopper(each.label, testing::problem_of_cache(each.problem), out, chunks);
+  std::string numbers;
+  for (const auto& each : testing::hopper_converted_cases()) {
+    const ForwardProblem problem = testing::problem_of_cache(each.problem);
+    print_hopper(each.label, problem, out, chunks);
+    const std::string spec = "numbers_" + each.label;
+    out << "namespace fovea::cuda {\n"
+        << print_spec(cuda::numbers_of_codes_spec(problem), spec) << "}\n";
+    numbers += fmt::format(
+        "  {{\"{}\", [](const NumbersOfCodesParams& p) {{ numbers_of_codes<{}>(p); }}}},\n",
+        each.label, spec);
+  }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedCoded kCodeds[] = {{\n{}}};\n"
       "inline constexpr EmulatedDecode kDecodesOfCodes[] = {{\n{}}};\n"
-      "inline constexpr EmulatedHopper kChunksOverCodes[] = {{\n{}}};\n}}\n",
-      table, decodes, chunks);
+      "inline constexpr EmulatedHopper kChunksOverCodes[] = {{\n{}}};\n"
+      "inline constexpr EmulatedNumbers kNumbersOfCodes[] = {{\n{}}};\n}}\n",
+      table, decodes, chunks, numbers);
 }
 
 /// Of GPUs whose warps have 64 lanes.

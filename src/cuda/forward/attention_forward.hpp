@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "fovea/attention.hpp"
 
 #include "cuda/device/shared/combine.h"
+#include "cuda/device/shared/numbers_of_codes.h"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/params/captures.hpp"
 #include "cuda/params/range_tables.hpp"
@@ -32,6 +34,8 @@ struct ForwardPlan : KernelPlan {
   RangeTables range_tables;
   bool clears_rows = false;  // packed rows behind the last sequence, by a kernel of its own
   Quantization quant{};      // of the problem: what kernels that round are compiled for
+  std::optional<NumbersOfCodesSpec>
+      numbers;  // of the kernel that makes them before the candidate's
 
   /// Packed queries over a cache, chunks of prompts beside single tokens: sequences of few queries have a plan of their
   /// own, which splits their keys. Null: there is one plan for all.

@@ -22,6 +22,7 @@
 #include "cuda/forward/sm80_wide.hpp"
 #include "cuda/forward/sm90.hpp"
 #include "cuda/forward/sm90_coded.hpp"
+#include "cuda/forward/sm90_converted.hpp"
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_coded.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
@@ -46,25 +47,17 @@ bool is_split_among_ctas(const ForwardProblem& f) {
 }
 
 // Sm100Forward has not run on a GPU yet: it stands behind what has, for `fovea tune` to choose where it is faster.
-constexpr std::array kCandidates = {candidate_of<Sm90Decode>(),
-                                    candidate_of<Sm90DecodeLatent>(),
-                                    candidate_of<Sm90ForwardShort>(),
-                                    candidate_of<Sm80ForwardShort>(),
-                                    candidate_of<Sm90Forward>(),
-                                    candidate_of<Sm90ForwardCpAsync>(),
-                                    candidate_of<Sm80Forward>(),
-                                    candidate_of<Sm100Forward>(),
-                                    candidate_of<Sm80ForwardWide>(),
-                                    candidate_of<CdnaForward>(),
-                                    candidate_of<Sm80ForwardF32>(),
-                                    candidate_of<Sm90ForwardQuantized>(),
-                                    candidate_of<Sm80ForwardQuantized>(),
-                                    candidate_of<Sm120ForwardFp4>(),
-                                    candidate_of<Sm100ForwardFp4>(),
-                                    candidate_of<Sm90DecodeCoded>(),
-                                    candidate_of<Sm80DecodeCoded>(),
-                                    candidate_of<Sm90ForwardCoded>(),
-                                    candidate_of<Sm80Coded>()};
+constexpr std::array kCandidates = {
+    candidate_of<Sm90Decode>(),           candidate_of<Sm90DecodeLatent>(),
+    candidate_of<Sm90ForwardShort>(),     candidate_of<Sm80ForwardShort>(),
+    candidate_of<Sm90Forward>(),          candidate_of<Sm90ForwardCpAsync>(),
+    candidate_of<Sm80Forward>(),          candidate_of<Sm100Forward>(),
+    candidate_of<Sm80ForwardWide>(),      candidate_of<CdnaForward>(),
+    candidate_of<Sm80ForwardF32>(),       candidate_of<Sm90ForwardQuantized>(),
+    candidate_of<Sm80ForwardQuantized>(), candidate_of<Sm120ForwardFp4>(),
+    candidate_of<Sm100ForwardFp4>(),      candidate_of<Sm90DecodeCoded>(),
+    candidate_of<Sm80DecodeCoded>(),      candidate_of<Sm90ForwardConverted>(),
+    candidate_of<Sm90ForwardCoded>(),     candidate_of<Sm80Coded>()};
 
 Refusal refuses_amd(const DeviceTraits& device) {
   return {fmt::format("this is gfx{:x} of AMD; expected a GPU of NVIDIA", device.gfx)};

@@ -19,6 +19,7 @@
 #include "cuda/forward/sm100.hpp"
 #include "cuda/forward/sm100_fp4.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
+#include "cuda/forward/sm90_converted.hpp"
 #include "cuda/forward/staged.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "cuda/kernel_unit.hpp"
@@ -65,6 +66,7 @@ void take_kernel(const Choice& choice, const ForwardProblem& problem, ForwardPla
   plan.shared_bytes = candidate.shared_bytes(plan.spec);
   plan.clears_rows = clears_rows(*plan.spec, problem);
   plan.quant = problem.problem.quant;
+  if (candidate.name == Sm90ForwardConverted::kName) plan.numbers = numbers_of_codes_spec(problem);
   bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
 }
 
@@ -183,6 +185,7 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
   if (const auto* fp4 = plan.spec.get_if<Sm100Fp4Spec>())
     std::ranges::move(fp4_rounding_kernels(Sm100ForwardFp4::rounding_spec(*fp4)),
                       std::back_inserter(kernels));
+  if (plan.numbers) kernels.push_back({KernelRole::numbers, numbers_of_codes_text(*plan.numbers)});
   if (plan.clears_rows) kernels.push_back({KernelRole::clear_rows, clear_rows_text()});
   if (!plan.range_tables.is_empty())
     kernels.push_back({KernelRole::range_tables, range_tables_text()});

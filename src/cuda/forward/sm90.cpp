@@ -391,6 +391,7 @@ KernelLaunches Sm90Launch::launches(const ForwardPlan& plan) const {
   if (num_ctas == 0) return all;
   add_before(all);
   if (quantize.num_ctas > 0) quantize.add_to(all);
+  if (numbers.num_ctas > 0) numbers.add_to(all);
   KernelLaunch main = common.main_launch(plan, params);
   main.grid = {.x = num_ctas};
   main.is_pdl = has_counter || quantize.num_ctas > 0;

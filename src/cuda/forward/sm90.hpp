@@ -14,6 +14,7 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/numbers_of_codes.hpp"
 #include "cuda/forward/quantize_kv.hpp"
 #include "cuda/params/tensor_maps.hpp"
 #include "cuda/spec_text.hpp"
@@ -42,12 +43,13 @@ struct Sm90Launch {
   Sm90ForwardParams params{};
   ForwardLaunch common{};  // range tables, and the combine kernel's where the spec is split
   ClearCounterParams counter{};
-  std::uint32_t num_ctas = 0;  // 0: there are no rows
-  bool has_counter = false;    // params.next_tile is read, and must be cleared
-  QuantizeKvLaunch quantize;   // where the spec multiplies codes
+  std::uint32_t num_ctas = 0;    // 0: there are no rows
+  bool has_counter = false;      // params.next_tile is read, and must be cleared
+  QuantizeKvLaunch quantize;     // where the spec multiplies codes
+  NumbersOfCodesLaunch numbers;  // where it multiplies numbers that codes of a cache become before
 
-  /// Range tables, the counter of row tiles, the codes of K and V, where there are any, the kernel, then the combine
-  /// kernel of splits. The kernel starts while the one before it ends, and so does the combine kernel.
+  /// Range tables, the counter of row tiles, codes or numbers of K and V, where they are made, the kernel, then the
+  /// combine kernel of splits. The kernel starts while the one before it ends, and so does the combine kernel.
   KernelLaunches launches(const ForwardPlan& plan) const;
   /// The first two, whatever comes between them and the kernel.
   void add_before(KernelLaunches& all) const;

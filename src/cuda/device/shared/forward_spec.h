@@ -465,6 +465,7 @@ struct Sm90ForwardLayout {
   std::int32_t q_mean;   // [q stage][group] the mean of its keys, floats, which arrives with Q
   std::int32_t of_mean;  // [q stage][group] what its rows' scores lack then, a float each
   std::int32_t k, v;     // [stage]
+  std::int32_t codes;    // of a tile, of keys and of values, where they land
   // [q stage][group] barriers of 8 bytes, as all up to round_done
   std::int32_t q_full, q_empty, o_full;
   std::int32_t k_full, k_empty, v_full, v_empty;  // [stage]
@@ -518,6 +519,7 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   at.q_codes = room.take(codes * 64 * k_row_bytes);
   at.k = room.take(spec.stages * spec.tile_kv * k_row_bytes);
   at.v = room.take(spec.stages * sm90_value_bytes(spec));
+  at.codes = room.take(spec.has_codes() ? spec.tile_kv * (spec.head_dim_qk + spec.head_dim_v) : 0);
   at.q_mean = room.take(codes * sm90_mean_bytes(spec));
   at.q_full = room.take(8 * queries);
   at.q_empty = room.take(8 * queries);

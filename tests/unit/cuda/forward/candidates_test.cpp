@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -21,6 +22,7 @@
 #include "cuda/forward/sm90_quantized.hpp"
 #include "cuda/forward/sm90_selections.hpp"
 #include "cuda/forward/sm90_short.hpp"
+#include "problem/decode.hpp"
 #include "problem/forward.hpp"
 #include "support/plan_without.hpp"
 
@@ -38,6 +40,9 @@ constexpr const char* kShort = "cuda/sm80/attention_forward_short";
 constexpr const char* kHopperShort = "cuda/sm90/attention_forward_short";
 constexpr const char* kQuantized = "cuda/sm90/attention_quantized";
 constexpr const char* kSm80Quantized = "cuda/sm80/attention_quantized";
+constexpr const char* kConverted = "cuda/sm90/attention_converted";
+constexpr const char* kCoded = "cuda/sm90/attention_coded";
+constexpr const char* kSm80Coded = "cuda/sm80/attention_coded";
 constexpr const char* kFp4 = "cuda/sm120/attention_fp4";
 constexpr const char* kTensorMemoryFp4 = "cuda/sm100/attention_fp4";
 constexpr const char* kPlain = "cuda/sm80/attention_forward_f32";
@@ -288,6 +293,88 @@ TEST(ForwardCandidates, DenseLatentValuesAreKnownByTheirStrides) {
   EXPECT_EQ(chosen(problem, 9).candidate, kWide);
   problem.v.strides = problem.k.strides;
   EXPECT_EQ(chosen(problem, 9).candidate, kLatent);
+}
+
+/// Queries over a cache of codes.
+ForwardProblem coded_problem(const Shape& shape, const CacheLayout& cache,
+                             Dtype codes = Dtype::i8) {
+  Problem problem = problem_of(shape);
+  problem.k.dtype = problem.v.dtype = codes;
+  problem.mask = causal();
+  return validate_decode_problem(problem, cache, "test");
+}
+
+TEST(ForwardCandidates, ChunksOverCodesRunOnHoppersForwardKernel) {
+  const auto chosen_for = [](const Shape& shape, std::int64_t page_size = 16,
+                             bool has_left_padding = false, bool has_aligned_rows = true) {
+    return choose_forward(coded_problem(shape, {.page_size = page_size,
+                                                .has_left_padding = has_left_padding,
+                                                .has_aligned_rows = has_aligned_rows}),
+                          typical_device(9, 0));
+  };
+  for (const std::int64_t page_size : {0, 1, 11, 16}) {
+    const ForwardPlan plan = chosen_for({.seqlen_q = 64, .num_heads_kv = 2}, page_size, true);
+    EXPECT_EQ(plan.candidate, kCoded);
+    EXPECT_EQ(plan.spec->num_warps, 16);
+    EXPECT_LE(plan.shared_bytes,
+              static_cast<std::size_t>(typical_device(9, 0).shared_bytes_per_cta));
+    ASSERT_NE(plan.unaligned, nullptr) << "codes that begin anywhere are read byte by byte";
+    EXPECT_EQ(plan.unaligned->plan().candidate, kSm80Coded);
+  }
+  const auto reason = [&](const ForwardPlan& plan) {
+    EXPECT_EQ(plan.candidate, kSm80Coded);
+    return reason_of(plan, kCoded);
+  };
+  EXPECT_EQ(
+      reason(chosen_for({.seqlen_q = 63, .num_heads_kv = 2})),
+      "seqlen_q is 63; expected at least 64 beside a cache, fewer leave most of a tile of one "
+      "head empty");
+  EXPECT_EQ(
+      reason(chosen_for({.seqlen_q = 64})),
+      "64 rows share a kv head; expected more than 64, fewer leave most of a tile of one head "
+      "empty");
+  EXPECT_EQ(reason(chosen_for({.head_dim_v = 192})), "head_dim_v is 192; expected at most 128");
+  EXPECT_EQ(reason(chosen_for({.head_dim_qk = 72})),
+            "head_dim_qk is 72; expected a multiple of 16");
+  EXPECT_EQ(reason(chosen_for({}, 16, false, false)),
+            "rows of q, out, k or v do not lie at multiples of 16 bytes");
+  EXPECT_EQ(reason_of(chosen_for({.dtype = Dtype::f32}), kCoded), "q is f32; expected f16 or bf16");
+  EXPECT_EQ(reason(choose_forward(coded_problem({}, {.has_aligned_rows = true}, Dtype::e4m3),
+                                  typical_device(10, 0))),
+            "compute capability is 10.0; expected 9.0");
+}
+
+/// Where workspace has room for the numbers of all codes, 8 KB for a row of both sequences here.
+TEST(ForwardCandidates, CodesBecomeNumbersBeforeAttentionWhereThereIsRoom) {
+  const auto plan_for = [](const Shape& shape, bool has_left_padding = false) {
+    return choose_forward(coded_problem(shape, {.page_size = 16,
+                                                .has_left_padding = has_left_padding,
+                                                .has_aligned_rows = true}),
+                          typical_device(9, 0));
+  };
+  const ForwardPlan plan = plan_for({});
+  EXPECT_EQ(plan.candidate, kConverted);
+  EXPECT_EQ(plan.spec, choose_forward(coded_problem({}, {.has_aligned_rows = true}, Dtype::bf16),
+                                      typical_device(9, 0))
+                           .spec)
+      << "what 16 bits run";
+  const PlannedKernels kernels = planned_kernels(plan);
+  EXPECT_EQ(std::ranges::count(kernels, KernelRole::numbers, &PlannedKernel::role), 1);
+  EXPECT_GE(plan.workspace_bytes, std::size_t{2 * 2} * 2 * 1024 * 8 * 128);
+  EXPECT_EQ(reason_of(plan_for({}, true), kConverted),
+            "left_padding is given; numbers of a sequence begin where its memory does");
+  ForwardProblem windowed = coded_problem({}, {.has_aligned_rows = true});
+  windowed.problem.mask = window(100, 0);
+  EXPECT_EQ(reason_of(choose_forward(windowed, typical_device(9, 0)), kConverted),
+            "the mask may hide most keys, of which numbers would be made all the same; expected "
+            "none, or causal");
+  const ForwardPlan longest = plan_for({.seqlen_kv = 1 << 17});
+  EXPECT_EQ(longest.candidate, kConverted);
+  const ForwardPlan longer = plan_for({.seqlen_kv = (1 << 17) + 1});
+  EXPECT_EQ(longer.candidate, kCoded);
+  EXPECT_EQ(reason_of(longer, kConverted),
+            "numbers of all codes take 1073750016 bytes of workspace, as long as sequences may be; "
+            "expected at most 1073741824");
 }
 
 TEST(ForwardCandidates, OldDevicesAreRefusedByAll) {

@@ -102,13 +102,13 @@ struct Traits {
   static constexpr int kCtas = spec.ctas_per_sm;
   static_assert(kGroups == 1 || kCtas == 1, "two groups fill an SM's registers");
   static constexpr bool kTradesRegisters = kGroups > 1 || kCtas > 1;
-  static constexpr int kCodeRegisters = 88;                            // of warps that load codes
+  static constexpr int kCodeRegisters = 72;                            // of warps that load codes
   static constexpr int kLoadRegisters = spec.has_codes()         ? 24  // nor do they load
                                         : spec.loads_by_cp_async ? (kIsWide ? 72 : 88)
                                         : kGroups == 3           ? (kIsMiddle ? 56 : 32)
                                         : spec.sums_codes        ? 24
                                                                  : 40;
-  static constexpr int kComputeRegisters = spec.has_codes()         ? 200
+  static constexpr int kComputeRegisters = spec.has_codes()         ? 208
                                            : spec.loads_by_cp_async ? (kIsWide ? 216 : 208)
                                            : kGroups == 3           ? (kIsMiddle ? 152 : 160)
                                            : kCtas == 3             ? 120

@@ -145,7 +145,8 @@ struct Load {
                                      const KvRows& kv, VisitedTile tile, VisitedTile next,
                                      std::int32_t next_batch, bool has_next, bool is_first,
                                      KvRows& pending) {
-    if constexpr (spec.has_codes()) copies.ask_for_keys(kv);
+    if constexpr (spec.has_codes())
+      if (!copies.has_keys()) copies.ask_for_keys(kv);
     if (is_first) load_queries(rows, place, 0);
     acquire(T::kAt.k_empty, k.stage, k.parity);
     copies.keys(k.stage, kv,
@@ -155,11 +156,10 @@ struct Load {
       for (int group = 1; group < T::kGroups; ++group) load_queries(rows, place, group);
       q.advance();
     }
-    if constexpr (spec.has_codes()) {
-      copies.find_values(kv);
-      copies.find_keys(has_next ? kv_rows(rows, place, next, next_batch) : KvRows::none());
-    }
+    if constexpr (spec.has_codes())
+      if (has_next) copies.ask_for_keys(kv_rows(rows, place, next, next_batch));
     load_values(pending);
+    if constexpr (spec.has_codes()) copies.ask_for_values(kv);
     pending = kv;
   }
 
