@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "fovea/kv_cache.hpp"
+#include "fovea/mask.hpp"
 
 #include "gpu/device_copy.hpp"
 #include "support/cache_case.hpp"
@@ -84,6 +86,54 @@ TEST_F(GpuDecode, ChunksOfAPromptEqualTheOracle) {
     expect_sequences_equal_oracle(problem, memory, memory.args());
   }
 }
+
+/// Of codes, of a page, of a head.
+using CodedChunk = std::tuple<Dtype, std::int64_t, std::int64_t>;
+
+class GpuCodedChunks : public GpuDecode, public ::testing::WithParamInterface<CodedChunk> {};
+
+CacheCase chunk_over_codes(const CodedChunk& chunk) {
+  const auto& [codes, page_size, head_dim] = chunk;
+  CacheCase problem = decode_case(head_dim == 96 ? Dtype::f16 : Dtype::bf16);
+  problem.k_dtype = problem.v_dtype = codes;
+  problem.head_dim_qk = head_dim;
+  problem.head_dim_v = head_dim == 96 ? 80 : head_dim;
+  problem.seqlens = {700, 90, 90, 300};
+  problem.seqlen_q = problem.num_new = 90;
+  problem.page_size = page_size;
+  problem.has_page_list = page_size == 16 && head_dim == 64;
+  problem.has_given_scales = codes == Dtype::e4m3 && head_dim == 96;
+  problem.has_sinks = true;
+  return problem;
+}
+
+/// Numbers before attention; by its own warps where a mask may hide keys, or keys begin inside a page; and chunks
+/// beside single tokens, which are another plan's.
+TEST_P(GpuCodedChunks, EqualTheOracle) {
+  const CacheCase causal_chunk = chunk_over_codes(GetParam());
+  CacheCase windowed = causal_chunk, padded = causal_chunk, packed = causal_chunk;
+  windowed.mask = window(100, 0);
+  padded.has_left_padding = true;
+  padded.nan_key = 20;
+  packed.packed_q = packed.packed_new = {190, 1, 0, 90};
+  packed.has_max_seqlen_q = true;
+  for (const CacheCase& problem : {causal_chunk, windowed, padded, packed}) {
+    SCOPED_TRACE(problem.has_left_padding    ? "left padding"
+                 : !problem.packed_q.empty() ? "packed"
+                 : problem.mask != causal()  ? "window"
+                                             : "causal");
+    CacheMemory memory(problem);
+    DeviceCall call(memory.args());
+    attention_decode(call.args);
+    call.copies.copy_back();
+    expect_sequences_equal_oracle(problem, memory, memory.args());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GpuCodedChunks,
+                         ::testing::Combine(::testing::Values(Dtype::i8, Dtype::e4m3),
+                                            ::testing::Values(0, 5, 16),
+                                            ::testing::Values(64, 96, 128)));
 
 /// Single tokens, short runs of them, and sequences that take no part; then chunks of prompts among them.
 TEST_F(GpuDecode, PackedQueriesEqualTheOracle) {

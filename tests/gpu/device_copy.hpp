@@ -126,9 +126,10 @@ class DeviceCopies {
   AttentionDecode call(const AttentionDecode& host) const {
     AttentionDecode call = host;
     move({&call.q, &call.out, &call.lse, &call.sinks, &call.append.k, &call.append.v, &call.cache.k,
-          &call.cache.v, &call.cache.page_table, &call.cache.seqlens, &call.cache.batch_idx,
-          &call.cache.left_padding, &call.cache.page_indptr, &call.cache.page_indices,
-          &call.cu_seqlens_q, &call.append.cu_seqlens, &call.shared_prefix.cu_sequences},
+          &call.cache.v, &call.cache.k_scale, &call.cache.v_scale, &call.cache.page_table,
+          &call.cache.seqlens, &call.cache.batch_idx, &call.cache.left_padding,
+          &call.cache.page_indptr, &call.cache.page_indices, &call.cu_seqlens_q,
+          &call.append.cu_seqlens, &call.shared_prefix.cu_sequences},
          call);
     return call;
   }

@@ -1,4 +1,4 @@
-// Codes of a row times its scale, rounded to the 16 bits that tensor cores multiply. Read codes.cuh for codes as floats.
+// Codes of a row times its scale, rounded to the 16 bits that tensor cores multiply. codes.cuh has codes as floats.
 //
 // int8: a byte whose sign bit is turned over, behind the upper bytes of 2^15, is 2^15 + 128 + code. Scales are rounded
 // to 15 bits, so that the origin times one is exact in f32, and one fma gives code times scale. Scales that are too

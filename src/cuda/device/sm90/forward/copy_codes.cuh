@@ -7,8 +7,8 @@
 // page, and its scale. Four lanes copy 64 codes of a row, so eight rows are a step, and four steps are a warp's part.
 //
 // Codes land in shared memory by cp.async, each where the lane that asked for it will read it, so that nothing that is
-// under way takes registers, and nobody waits for others. As soon as a tile's keys have become numbers those of the next
-// one are asked for, and likewise values:
+// under way takes registers, and nobody waits for others. As soon as a tile's keys have become numbers those of the
+// next one are asked for, and likewise values:
 //
 //   keys i      | wait, convert | ask keys i+1
 //   values i-1                               | wait, convert | ask values i
