@@ -111,16 +111,22 @@ CacheCase chunk_over_codes(const CodedChunk& chunk) {
 /// beside single tokens, which are another plan's.
 TEST_P(GpuCodedChunks, EqualTheOracle) {
   const CacheCase causal_chunk = chunk_over_codes(GetParam());
-  CacheCase windowed = causal_chunk, padded = causal_chunk, packed = causal_chunk;
+  CacheCase windowed = causal_chunk, padded = causal_chunk, packed = causal_chunk,
+            prefixed = causal_chunk;
   windowed.mask = window(100, 0);
   padded.has_left_padding = true;
   padded.nan_key = 20;
   packed.packed_q = packed.packed_new = {190, 1, 0, 90};
   packed.has_max_seqlen_q = true;
-  for (const CacheCase& problem : {causal_chunk, windowed, padded, packed}) {
+  if (!prefixed.has_given_scales) {
+    prefixed.shared_prefix = 300;
+    prefixed.seqlens = {700, 390, 400, 401};
+  }
+  for (const CacheCase& problem : {causal_chunk, windowed, padded, packed, prefixed}) {
     SCOPED_TRACE(problem.has_left_padding    ? "left padding"
                  : !problem.packed_q.empty() ? "packed"
                  : problem.mask != causal()  ? "window"
+                 : problem.shared_prefix > 0 ? "shared prefix"
                                              : "causal");
     CacheMemory memory(problem);
     DeviceCall call(memory.args());
