@@ -28,8 +28,8 @@ constexpr std::int64_t kWidestHead = 128;
 constexpr std::int32_t kKeysOfSlice = 16;  // the depth of one product
 /// Of codes: as many bytes, and what a warp does once for a slice is less of it. docs/kernels/decode_coded_sm90.md.
 constexpr std::int32_t kKeysOfCodedSlice = 32;
-/// What a warpgroup multiplies at a time: more would leave room for fewer boxes beside sums of 64 rows.
-constexpr std::int32_t kKeysOfGroupSlice = 32;
+/// What a warpgroup multiplies at a time. Beside sums of 64 columns a thread has registers for scores of as many keys.
+constexpr std::int32_t kKeysOfGroupSlice = 64;
 constexpr std::int32_t kReaders = 8;  // warps that compute: two for each scheduler
 /// Slices that one request brings: 16 KB at head_dim 128, twice. Measured on an H200: docs/kernels/decode_sm90.md.
 /// Beside more rows shared memory has room for smaller boxes.
@@ -233,8 +233,7 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   place_range_tables(plan, workspace, launch.common);
   const std::int32_t keys_of_box = spec.slices_of_box * spec.tile_kv;
   launch.params.rows_per_box =
-      spec.is_paged ? std::gcd(sm90_decode_keys_of_tile(spec), launch.common.params.page_size)
-                    : keys_of_box;
+      spec.is_paged ? std::gcd(keys_of_box, launch.common.params.page_size) : keys_of_box;
   const bool by_panels = sm90_decode_loads_panels(spec, launch.params.rows_per_box);
   // A fetch of 256 bytes would bring the neighbouring panel with each, and memory would be asked for it twice.
   const auto map_of = [&](const TensorView& keys, std::int32_t rows, bool is_by_panels) {

@@ -54,11 +54,15 @@ TEST_P(DecodeSpecs, SpillsNothingAndMultipliesASlice) {
   if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
   const auto& spec = plan.spec.as<Sm90DecodeSpec>();
   if (multiplies_by_wgmma(spec)) {
-    const int keys = sm90_decode_keys_of_tile(spec);
-    EXPECT_EQ(count(*code, fmt::format("HGMMA.64x{}x16.F32.BF16", keys)),
-              spec.tile_kv / keys * spec.head_dim_qk / 16);
-    EXPECT_EQ(count(*code, fmt::format("HGMMA.64x{}x16.F32.BF16", spec.head_dim_v)),
-              spec.tile_kv / 16);
+    // V is the operand that wgmma reads transposed.
+    const int of_keys = spec.head_dim_qk / 16, of_values = spec.tile_kv / 16;
+    const auto products = [&code](int columns) {
+      return count(*code, fmt::format("HGMMA.64x{}x16.F32.BF16", columns));
+    };
+    const bool have_one_form = spec.tile_kv == spec.head_dim_v;
+    EXPECT_EQ(products(spec.tile_kv), of_keys + (have_one_form ? of_values : 0));
+    EXPECT_EQ(products(spec.head_dim_v), of_values + (have_one_form ? of_keys : 0));
+    EXPECT_EQ(count(*code, ".tnspB"), of_values);
     EXPECT_EQ(count(*code, "HMMA."), 0);
   } else {
     // m16n8k16: of 16 rows, each block of 16 keys with head_dim twice.

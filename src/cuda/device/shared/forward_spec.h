@@ -236,9 +236,10 @@ constexpr TeamSpec spec_of_decoding_warps(const Sm90DecodeSpec& decode) {
   return spec;
 }
 
-/// Warps of a CTA of sm90/decode that do not compute: over codes a warpgroup, whose registers those that compute get.
+/// Warps of a CTA of sm90/decode that do not compute: over codes, and beside warpgroups, four, whose registers those
+/// that compute get.
 constexpr std::int32_t sm90_decode_helpers(const Sm90DecodeSpec& spec) {
-  return spec.has_codes() ? 4 : 2;
+  return spec.has_codes() || multiplies_by_wgmma(spec) ? 4 : 2;
 }
 constexpr std::int32_t sm90_decode_readers(const Sm90DecodeSpec& spec) {
   return spec.num_warps - sm90_decode_helpers(spec);
@@ -252,8 +253,7 @@ constexpr std::int32_t sm90_decode_parts(const Sm90DecodeSpec& spec) {
   return sm90_decode_readers(spec) / sm90_decode_blocks(spec);
 }
 
-/// Of these so many lie in shared memory at the end of a split. Of two warpgroups one adds its sums to the other's
-/// where they lie: those of 64 rows are as many bytes as two boxes.
+/// Of these so many lie in shared memory at the end of a split. Two warpgroups exchange halves of theirs.
 constexpr std::int32_t sm90_decode_kept_parts(const Sm90DecodeSpec& spec) {
   return multiplies_by_wgmma(spec) ? 1 : sm90_decode_parts(spec);
 }
@@ -263,18 +263,16 @@ constexpr std::int32_t sm90_decode_key_bytes(const Sm90DecodeSpec& spec) {
   return spec.has_codes() ? 1 : element_bytes(spec.element);
 }
 
-/// Keys that lie together in a buffer, panel after panel: all of its, or where wgmma multiplies those of pages the 16
-/// that are a step of the second product's depth.
-constexpr std::int32_t sm90_decode_keys_of_tile(const Sm90DecodeSpec& spec) {
-  return multiplies_by_wgmma(spec) && spec.is_paged ? element_traits(spec.element).k_step
-                                                    : spec.slices_of_box * spec.tile_kv;
+/// Keys of a buffer, panel after panel.
+constexpr std::int32_t sm90_decode_keys_of_box(const Sm90DecodeSpec& spec) {
+  return spec.slices_of_box * spec.tile_kv;
 }
 
 /// Does sm90/decode load each panel of 64 elements by itself? All of them lie in one box, one behind the other, only
-/// where that has all rows of a tile, and the last panel is not cut.
+/// where that has all rows of a buffer, and the last panel is not cut.
 constexpr bool sm90_decode_loads_panels(const Sm90DecodeSpec& spec, std::int32_t rows_per_box) {
   return spec.has_padded_head_dim ||
-         (spec.is_paged && rows_per_box < sm90_decode_keys_of_tile(spec));
+         (spec.is_paged && rows_per_box < sm90_decode_keys_of_box(spec));
 }
 
 /// Splits that the loading warp of sm90/decode posts ahead, and the bytes of each.
@@ -295,15 +293,18 @@ struct Sm90DecodeLayout {
   std::int32_t part_bytes;
   std::int32_t state_bytes;
 
-  std::int32_t boxes;         // [stage] keys, then values
-  std::int32_t queries;       // of all rows, where wgmma multiplies them
-  std::int32_t scales;        // [stage]
-  std::int32_t parts;         // [part][row]
-  std::int32_t states;        // [row][level] of units, or [row of the CTA][split]
-  std::int32_t records;       // [record] Work
-  std::int32_t full, empty;   // [stage] barriers of 8 bytes
-  std::int32_t posted, read;  // [record]
-  std::int32_t joined;        // a barrier: what warps left of a split is read
+  std::int32_t boxes;    // [stage] keys, then values
+  std::int32_t queries;  // of all rows, where wgmma multiplies them
+  std::int32_t scales;   // [stage]
+  std::int32_t parts;    // [part][row]
+  std::int32_t
+      states;  // [row][level] of units, or [row of the CTA][split]; of warpgroups [quad][thread]
+  std::int32_t rows_beside;  // [warp] of warpgroups: which rows' sums are not finite, 8 bytes
+  std::int32_t records;      // [record] Work
+  std::int32_t full, empty;  // [stage] barriers of 8 bytes
+  std::int32_t full_values, empty_values;  // of warpgroups: then those above are of keys
+  std::int32_t posted, read;               // [record]
+  std::int32_t joined;                     // a barrier: what warps left of a split is read
   std::int32_t bytes;
 };
 
@@ -321,13 +322,17 @@ constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
   at.queries = room.take(multiplies_by_wgmma(spec) ? spec.tile_q * query_bytes : 0);
   at.scales = room.take(spec.stages * at.scale_bytes);
   at.parts = room.take(sm90_decode_kept_parts(spec) * at.part_bytes);
-  // By warpgroups four lanes of each of eight rows go to different banks, as above.
-  at.state_bytes = multiplies_by_wgmma(spec) ? at.part_row_bytes : 4 * spec.head_dim_v + 16;
-  const std::int32_t states_of_row = spec.takes_groups ? kLevelsOfUnit : is_clustered(spec) ? 1 : 0;
+  // Of what warpgroups fold, groups are in registers, and of sequences all but the columns.
+  at.state_bytes = 4 * spec.head_dim_v + (multiplies_by_wgmma(spec) && spec.takes_groups ? 0 : 16);
+  const std::int32_t levels = multiplies_by_wgmma(spec) ? 1 : kLevelsOfUnit;
+  const std::int32_t states_of_row = spec.takes_groups ? levels : is_clustered(spec) ? 1 : 0;
   at.states = room.take(spec.tile_q * states_of_row * at.state_bytes);
+  at.rows_beside = room.take(multiplies_by_wgmma(spec) ? 8 * sm90_decode_readers(spec) : 0);
   at.records = room.take(kDecodeRecords * kDecodeRecordBytes);
   at.full = room.take(8 * spec.stages);
   at.empty = room.take(8 * spec.stages);
+  at.full_values = room.take(multiplies_by_wgmma(spec) ? 8 * spec.stages : 0);
+  at.empty_values = room.take(multiplies_by_wgmma(spec) ? 8 * spec.stages : 0);
   at.posted = room.take(8 * kDecodeRecords);
   at.read = room.take(8 * kDecodeRecords);
   at.joined = room.take(8);

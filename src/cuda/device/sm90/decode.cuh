@@ -6,9 +6,9 @@
 // side by side, and 256 keys or more. Two warps find splits and load boxes of four slices of 16 keys by TMA (over
 // pages of one), as far ahead as there are buffers, across the ends of splits. Eight warps each take the slices that
 // come to their own slots, and compute what sm80/attention_forward computes: a warp has up to 16 rows, and sums of its
-// own. Of 17 to 64 rows four warps are a warpgroup, and each of two takes every other box. At the end of a split the
-// sums are joined in the order of its slices. Where a CTA has splits that follow each other, their states become one,
-// or the rows of the output.
+// own. Of 17 to 64 rows four warps are a warpgroup, and each of two takes every other box, of 64 keys. At the end of a
+// split the sums are joined in the order of its slices; warpgroups exchange halves of theirs. Where a CTA has splits
+// that follow each other, their states become one, or the rows of the output.
 //
 //   load 0, 1   split s: K0-3 V0-3 | K4-7 V4-7 | ... | K12-15 V12-15   split s+1: K0-3 V0-3 | ...     TMA
 //   warp 0      S0 P0 O0 ........ S8 P8 O8 ............. \
@@ -19,8 +19,8 @@
 // Bound: memory. 4.2 TB/s are 19 bytes a clock of each SM, and a byte is asked for some 800 ns before it comes, so 26
 // KB must be under way on each SM; four buffers at head_dim 128 are 128 KB. A warp computes a slice of 8 KB in about
 // 800 of the 3,500 clocks that memory takes for those of eight warps. mma.sync of 64 rows would take twice memory's
-// time; wgmma of a box of 32 keys, whatever of its 64 rows is there, takes some 300 clocks of the 860 that memory
-// does.
+// time. A warpgroup takes some 1,650 clocks for a box of 64 keys beside the other one, whatever of its 64 rows is
+// there, and memory as long for one of each; the end of a split takes each some 2,500 (measured with stamps).
 //
 // Split boundaries follow from the sequence's own length (shared/split.h), and which part a slice belongs to from its
 // place in the split, so a row's bits do not depend on who else is in the batch. Values behind the last key are cleared
@@ -77,6 +77,10 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
   for (int i = 0; i < L::kStages; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kAt.full, i), L::kArrivals);
     ptx::mbarrier_init(cta.barrier(L::kAt.empty, i), L::kReadersOfBox);
+    if constexpr (multiplies_by_wgmma(spec)) {
+      ptx::mbarrier_init(cta.barrier(L::kAt.full_values, i), L::kArrivals);
+      ptx::mbarrier_init(cta.barrier(L::kAt.empty_values, i), L::kReadersOfBox);
+    }
   }
   for (int i = 0; i < L::kRecords; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kAt.posted, i), 1);

@@ -61,11 +61,10 @@ struct Reader {
   FOVEA_DEVICE_MEMBER int my_part() const { return cta.warp / L::kBlocks; }
 
   FOVEA_DEVICE_MEMBER void run() {
-    if constexpr (multiplies_by_wgmma(spec)) {
-      if (my_part() == 1) ptx::bar_arrive(kTaken, 32 * L::kReaders);  // nothing is left yet
-    }
     if constexpr (is_clustered(spec)) {
       run_in_cluster(cta.take(records));
+    } else if constexpr (multiplies_by_wgmma(spec)) {
+      run_groups();
     } else {
       run_units();
     }
@@ -88,13 +87,29 @@ struct Reader {
     for (;;) {
       const Posted split = cta.take(records);
       if (split.work.is_nothing) return;
-      compute(split);
+      Sums sums;
+      compute(split, sums);
       if constexpr (spec.has_codes()) ask_for_queries(split.work);
-      if constexpr (multiplies_by_wgmma(spec)) continue;
       meet();
       join(split);
       cta.release(cta.barrier(L::kAt.joined, 0));
       joins.advance();
+    }
+  }
+
+  FOVEA_DEVICE_MEMBER void run_groups() {
+    RowsOfGroup<spec, Mods> rows(cta, my_part());
+#pragma unroll 1
+    for (;;) {
+      Sums sums;
+      {
+        const Posted split = cta.look(records);
+        if (split.work.is_nothing) return;
+        compute(split, sums);
+      }
+      // Once more: registers are the sums' meanwhile.
+      const Posted split = cta.take(records);
+      rows.add(Team{cta.p.common, split.work, cta.smem, my_block(), cta.lane}, sums, split.unit);
     }
   }
 
@@ -105,7 +120,12 @@ struct Reader {
     const team::Join<L::kWarpSpec, Mods, typename L::Parts> rows{team, cta.parts()};
     const ClusterOfSplits<spec, Mods> cluster(cta, rows);
     if (!work.is_nothing) {
-      compute(split);
+      Sums sums;
+      compute(split, sums);
+      if constexpr (multiplies_by_wgmma(spec)) {
+        RowsOfGroup<spec, Mods>(cta, my_part())
+            .put(Team{cta.p.common, work, cta.smem, my_block(), cta.lane}, sums);
+      }
       meet();
     }
     ptx::barrier_cluster_wait();  // all CTAs have started
@@ -115,19 +135,13 @@ struct Reader {
     cluster.fold();
   }
 
-  // Barriers of the CTA: of all readers, then of each part.
-  static constexpr int kMeeting = 1, kFirstOfParts = 2;
-  /// Of two warpgroups: what the first leaves is there, and may be overwritten.
-  static constexpr int kPut = kFirstOfParts + 2, kTaken = kPut + 1;
-
   FOVEA_DEVICE_MEMBER static void meet() { ptx::bar_sync(kMeeting, 32 * L::kReaders); }
 
   // ---- slices ------------------------------------------------------------------------------------
 
-  FOVEA_DEVICE_MEMBER void compute(const Posted& split) {
+  FOVEA_DEVICE_MEMBER void compute(const Posted& split, Sums& sums) {
     const Work& work = split.work;
     const Team team{cta.p.common, work, cta.smem, my_block(), cta.lane};
-    Sums sums;
     if constexpr (spec.has_codes()) {
       products.start();
     } else if constexpr (multiplies_by_wgmma(spec)) {
@@ -143,16 +157,15 @@ struct Reader {
     for (VisitedBox box; walk.next(box); boxes.advance()) {
       const int mine = first_slot_from(boxes.stage * L::kSlices);
       if (mine >= L::kSlices) continue;
+      if constexpr (multiplies_by_wgmma(spec)) {
+        add_box(team, sums, {box.first, box.is_full(0)});
+        continue;
+      }
       ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, boxes.stage), boxes.parity);
-      // Of one slice a box is known to be seen: behind a branch ptxas serialises wgmma (C7514).
-      if (L::kSlices == 1 || box.sees(mine))
-        add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
+      if (box.sees(mine)) add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
       cta.release(cta.barrier(L::kAt.empty, boxes.stage));
     }
-    if constexpr (multiplies_by_wgmma(spec)) {
-      join_groups(team, sums, split.unit);
-      return;
-    }
+    if constexpr (multiplies_by_wgmma(spec)) return;
     // What warps left of the split ahead is read: nobody has waited for that since.
     ptx::mbarrier_wait_parity(cta.barrier(L::kAt.joined, 0), joins.parity);
     if constexpr (spec.has_codes()) {
@@ -214,6 +227,24 @@ struct Reader {
     meet();
   }
 
+  /// By a warpgroup: of a box, keys make room before values are multiplied.
+  FOVEA_DEVICE_MEMBER void add_box(const Team& team, Sums& sums, VisitedTile box) const {
+    const int num_keys = team.work.kv_end - box.idx * spec.tile_kv;
+    const bool is_cut = num_keys < spec.tile_kv;
+    box.is_full = box.is_full && !is_cut;
+    const auto values = cta.values_at(boxes.stage);
+    typename Scores::Fragments s;
+    ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, boxes.stage), boxes.parity);
+    Groups::multiply_keys(cta.queries(), s, cta.keys_at(boxes.stage));
+    cta.release(cta.barrier(L::kAt.empty, boxes.stage));
+    make_probabilities(team, sums, s, box);
+    ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full_values, boxes.stage), boxes.parity);
+    if (is_cut) clear_behind_keys(values, num_keys);
+    Groups::multiply_values(sums, s, values);
+    if (is_cut) ptx::fence_proxy_async_shared_cta();
+    cta.release(cta.barrier(L::kAt.empty_values, boxes.stage));
+  }
+
   /// Of the box that has arrived its slice `at`.
   FOVEA_DEVICE_MEMBER void add_slice(const Team& team, Sums& sums, int at, VisitedTile slice) {
     const auto values = cta.slice_of(cta.values_at(boxes.stage), at);
@@ -235,18 +266,19 @@ struct Reader {
   FOVEA_DEVICE_MEMBER void add_products(const Team& team, Sums& sums, const typename L::KTile& keys,
                                         const typename L::VTile& values, VisitedTile slice) const {
     typename Scores::Fragments s;
-    if constexpr (multiplies_by_wgmma(spec))
-      Groups::multiply_keys(cta.queries(), s, keys);
-    else
-      sums.scores.multiply_keys(team, s, keys);
+    sums.scores.multiply_keys(team, s, keys);
+    make_probabilities(team, sums, s, slice);
+    sums.multiply_values(team, s, values);
+  }
+
+  /// s: scores.
+  FOVEA_DEVICE_MEMBER static void make_probabilities(const Team& team, Sums& sums,
+                                                     typename Scores::Fragments& s,
+                                                     VisitedTile slice) {
     sums.scores.modify(team, s, slice);
     sums.scores.mask(team, s, slice);
     sums.softmax(team, s);
     if constexpr (spec.has_dropout) sums.drop(team, s, slice);
-    if constexpr (multiplies_by_wgmma(spec))
-      Groups::multiply_values(sums, s, values);
-    else
-      sums.multiply_values(team, s, values);
   }
 
   /// Where the sequence ends inside the slice there may be NaN behind it, and 0 * NaN is not 0. The warps that read the
@@ -257,9 +289,7 @@ struct Reader {
     for (int at = 32 * my_block() + cta.lane; at < (spec.tile_kv - num_keys) * Tile::kChunks;
          at += 32 * L::kBlocks) {
       const int key = num_keys + at / Tile::kChunks;
-      ptx::st_shared(
-          cta.tile_of(values, key / L::kKeysOfTile).chunk(key % L::kKeysOfTile, at % Tile::kChunks),
-          ptx::U32x4{});
+      ptx::st_shared(values.chunk(key, at % Tile::kChunks), ptx::U32x4{});
     }
     if constexpr (multiplies_by_wgmma(spec)) ptx::fence_proxy_async_shared_cta();
     if constexpr (L::kBlocks == 1) {
@@ -276,11 +306,8 @@ struct Reader {
   FOVEA_DEVICE_MEMBER void put_rows(const Team& team, const Sums& sums, int part) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      RowState row = sums.rows[0][half];
-      row.sum += ptx::shfl_bfly(row.sum, 1);
-      row.sum += ptx::shfl_bfly(row.sum, 2);
-      // Nobody asks for a row that does not exist, but a warpgroup that adds all of a warp's.
-      if (!multiplies_by_wgmma(spec) && !team.row_at(team.my_row(0, half)).exists) continue;
+      const RowState row = sums.whole_row(0, half);
+      if (!team.row_at(team.my_row(0, half)).exists) continue;
       const SharedAddress to = cta.parts().at(part, team.my_row(0, half));
       if (cta.lane % 4 == 0) {
         const float row_max = spec.wants_row_max ? sums.row_max[0][half] : 0.0F;
@@ -291,24 +318,6 @@ struct Reader {
         ptx::st_shared(to + (j * 8 + cta.lane % 4 * 2) * 4,
                        ptx::F32x2{sums.out[0][j][half * 2], sums.out[0][j][half * 2 + 1]});
       }
-    }
-  }
-
-  /// The second warpgroup adds its sums to the first's and goes on with them, while the first takes the next split.
-  FOVEA_DEVICE_MEMBER void join_groups(const Team& team, const Sums& sums, Unit unit) const {
-    constexpr int kThreads = 32 * L::kReaders;
-    const bool has_rows = team.warp_has_rows();
-    if (my_part() == 0) {
-      ptx::bar_sync(kTaken, kThreads);
-      if (has_rows) put_rows(team, sums, 0);
-      ptx::bar_arrive(kPut, kThreads);
-      return;
-    }
-    ptx::bar_sync(kPut, kThreads);
-    if (has_rows) add_group<spec, Mods>(cta, team, sums);
-    if constexpr (!is_clustered(spec)) {
-      if (has_rows) RowsOfGroup<spec, Mods>(cta, team).finish(team, unit);
-      ptx::bar_arrive(kTaken, kThreads);
     }
   }
 

@@ -28,17 +28,15 @@ struct Layout {
   static constexpr int kParts = sm90_decode_parts(spec);
   static constexpr int kLoaders = sm90_decode_loaders(spec);
   /// Of a thread, where a warpgroup gives registers to two others; else all have as many.
-  static constexpr bool kTradesRegisters = spec.has_codes() && kReaders == 8;
+  static constexpr bool kTradesRegisters =
+      (spec.has_codes() && kReaders == 8) || multiplies_by_wgmma(spec);
   static constexpr int kReaderRegisters = 208, kHelperRegisters = 88;
   static constexpr int kStages = spec.stages;  // boxes under way or being computed
   static constexpr int kSlices = spec.slices_of_box;
   static constexpr int kReadersOfBox = kBlocks * (kSlices < kParts ? kSlices : kParts);
-  static constexpr int kKeysOfTile = sm90_decode_keys_of_tile(spec);
-  static constexpr int kTiles =
-      kSlices * spec.tile_kv / kKeysOfTile;  // of a box, one behind the other
-  /// A slice is a part of its rows, or it consists of such.
+  /// Of all slices.
   template <int head_dim>
-  using BoxTile = SharedTile<kKeysOfTile, sm90_decode_key_bytes(spec) * head_dim>;
+  using BoxTile = SharedTile<sm90_decode_keys_of_box(spec), sm90_decode_key_bytes(spec) * head_dim>;
   using KTile = BoxTile<spec.head_dim_qk>;
   using VTile = BoxTile<spec.head_dim_v>;
   using QTile = SharedTile<spec.tile_q, element_bytes(spec.element) * spec.head_dim_qk>;
@@ -65,6 +63,10 @@ struct Layout {
   static constexpr int kArrivals = spec.has_codes() ? 1 + 32 : 1;
 };
 
+/// Barriers of the CTA: of all warps that compute; of those of a part of the slices; of those of two warpgroups that
+/// have the same rows.
+inline constexpr int kMeeting = 1, kFirstOfParts = 2, kFirstOfPairs = 10;
+
 /// A split as the loading warp posts it.
 struct Posted {
   Work work;
@@ -80,12 +82,7 @@ struct Cta : RoleWarp {
     return {smem + L::kAt.boxes + stage * L::kAt.box_bytes};
   }
   FOVEA_DEVICE_MEMBER typename L::VTile values_at(int stage) const {
-    return {keys_at(stage).base + L::kTiles * L::KTile::kBytes};
-  }
-  /// Of a box, given its first.
-  template <class Tile>
-  FOVEA_DEVICE_MEMBER static Tile tile_of(const Tile& first, int tile) {
-    return {first.base + tile * Tile::kBytes};
+    return {keys_at(stage).base + L::KTile::kBytes};
   }
   FOVEA_DEVICE_MEMBER typename L::QTile queries() const { return {smem + L::kAt.queries}; }
   /// From a slice's first row on.

@@ -3,9 +3,6 @@
 //
 //   S = Q Kᵀ   Q in shared memory, for both warpgroups; K as it came: a row of B is a key
 //   O += P V   P in registers, where S was; V as it came: a column of B is a key
-//
-// A box is one tile of keys, or over pages a tile for each 16 of them (cta.cuh), whose scores are products of their
-// own.
 #pragma once
 
 #include "ptx/wgmma.cuh"
@@ -27,30 +24,26 @@ struct ProductsOfGroup {
   using Fragments = typename Sums::Fragments;
   static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);
 
-  /// S = Q Kᵀ, of the box whose first tile is `keys`.
+  /// S = Q Kᵀ.
   FOVEA_DEVICE_MEMBER static void multiply_keys(const QTile& queries, Fragments& s,
                                                 const KTile& keys) {
     const auto a = k_major_descriptor(queries);
+    const auto b = k_major_descriptor(keys);
+    auto& scores = accumulators<spec.tile_kv>(s[0][0]);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int tile = 0; tile < L::kTiles; ++tile) {
-      auto& of_tile = accumulators<L::kKeysOfTile>(s[0][tile * L::kKeysOfTile / 8]);
-      const auto b = k_major_descriptor(Cta<spec>::tile_of(keys, tile));
-#pragma unroll
-      for (int i = 0; i < T::kQkSteps; ++i) {
-        ptx::wgmma_ss<kType, kType, L::kKeysOfTile>(of_tile, advanced(a, k_major_offset<QTile>(i)),
-                                                    advanced(b, k_major_offset<KTile>(i)), i > 0);
-      }
+    for (int i = 0; i < T::kQkSteps; ++i) {
+      ptx::wgmma_ss<kType, kType, spec.tile_kv>(scores, advanced(a, k_major_offset<QTile>(i)),
+                                                advanced(b, k_major_offset<KTile>(i)), i > 0);
     }
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
   }
 
-  /// O += P V, of the box whose first tile is `values`; s is P.
+  /// O += P V; s is P.
   FOVEA_DEVICE_MEMBER static void multiply_values(Sums& sums, const Fragments& s,
                                                   const VTile& values) {
     constexpr int kSteps = T::kPvSteps;
-    constexpr int kStepsOfTile = kSteps / L::kTiles;
     std::uint32_t p[kSteps][4];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
@@ -60,12 +53,12 @@ struct ProductsOfGroup {
         p[i][e] = team::pack<spec.element>(pair[0], pair[1]);
       }
     auto& out = accumulators<spec.head_dim_v>(sums.out[0][0]);
+    const auto b = mn_major_descriptor(values);
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const auto b = mn_major_descriptor(Cta<spec>::tile_of(values, i / kStepsOfTile));
       ptx::wgmma_rs<kType, kType, spec.head_dim_v, ptx::Major::mn>(
-          out, p[i], advanced(b, mn_major_offset<VTile>(i % kStepsOfTile)), true);
+          out, p[i], advanced(b, mn_major_offset<VTile>(i)), true);
     }
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();

@@ -149,13 +149,61 @@ struct Load {
     if constexpr (spec.is_paged) {
       PageWindow<spec> pages(cta.p, work);
 #pragma unroll 1
-      for (VisitedBox box; walk.next(box); boxes.advance())
-        if (is_mine()) load_pages(work, box, pages);
+      for (VisitedBox box; walk.next(box); boxes.advance()) {
+        if (!is_mine()) continue;
+        if constexpr (multiplies_by_wgmma(spec)) {
+          load_in_turn([&](bool is_of_values) { load_pages_of(work, box, pages, is_of_values); });
+        } else {
+          load_pages(work, box, pages);
+        }
+      }
     } else {
 #pragma unroll 1
-      for (VisitedBox box; walk.next(box); boxes.advance())
-        if (is_mine()) load_box(work, box);
+      for (VisitedBox box; walk.next(box); boxes.advance()) {
+        if (!is_mine()) continue;
+        if constexpr (multiplies_by_wgmma(spec)) {
+          load_in_turn([&](bool is_of_values) { load_tile(work, box, is_of_values); });
+        } else {
+          load_box(work, box);
+        }
+      }
     }
+  }
+
+  /// For warpgroups: keys make room for the next ones as soon as they are multiplied, values later.
+  template <class LoadTile>
+  FOVEA_DEVICE_MEMBER void load_in_turn(const LoadTile& load) const {
+    cta.await(cta.barrier(L::kAt.empty, boxes.stage), boxes.parity);
+    load(false);
+    cta.await(cta.barrier(L::kAt.empty_values, boxes.stage), boxes.parity);
+    load(true);
+  }
+
+  FOVEA_DEVICE_MEMBER void expect(bool is_values) const {
+    ptx::mbarrier_arrive_expect_tx(
+        barrier_of(is_values),
+        static_cast<std::uint32_t>(is_values ? L::VTile::kBytes : L::KTile::kBytes));
+  }
+  FOVEA_DEVICE_MEMBER SharedAddress barrier_of(bool is_values) const {
+    return cta.barrier(is_values && multiplies_by_wgmma(spec) ? L::kAt.full_values : L::kAt.full,
+                       boxes.stage);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_tile(const Work& work, const VisitedBox& box,
+                                     bool is_values) const {
+    if (!ptx::elect_one()) return;
+    expect(is_values);
+    load_rows_of(work, 0,
+                 static_cast<std::int32_t>(work.sequence.kv_row) + box.first * spec.tile_kv,
+                 static_cast<std::int32_t>(work.sequence.kv_batch), is_values);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_pages_of(const Work& work, const VisitedBox& box,
+                                         PageWindow<spec>& pages, bool is_values) const {
+    for_each_page(work, box, pages, [&](std::int32_t row, const auto& place) {
+      if (row == 0) expect(is_values);
+      load_rows_of(work, row, place.row, place.page, is_values);
+    });
   }
 
   FOVEA_DEVICE_MEMBER bool is_mine() const { return boxes.stage % L::kLoaders == loader; }
@@ -186,23 +234,31 @@ struct Load {
       if (!box.sees(i)) continue;
       const int from = i * spec.tile_kv;
       load_panels(cta.keys_at(boxes.stage), from, cta.p.k_slice, row + from, work.kv_head, batch,
-                  true);
+                  true, barrier_of(false));
       load_panels(cta.values_at(boxes.stage), from, cta.p.v_slice, row + from, work.kv_head, batch,
-                  true);
+                  true, barrier_of(true));
+    }
+  }
+
+  /// load(row of the box, where it lies), by one lane.
+  template <class LoadPage>
+  FOVEA_DEVICE_MEMBER void for_each_page(const Work& work, const VisitedBox& box,
+                                         PageWindow<spec>& pages, const LoadPage& load) const {
+#pragma unroll 1
+    for (std::int32_t row = 0; row < kKeysOfBox; row += cta.p.rows_per_box) {
+      const auto place = pages.place_of(box.first * spec.tile_kv + row);
+      if (ptx::elect_one()) load(row, place);
     }
   }
 
   FOVEA_DEVICE_MEMBER void load_pages(const Work& work, const VisitedBox& box,
                                       PageWindow<spec>& pages) const {
     cta.await(cta.barrier(L::kAt.empty, boxes.stage), boxes.parity);
-#pragma unroll 1
-    for (std::int32_t row = 0; row < kKeysOfBox; row += cta.p.rows_per_box) {
-      const auto place = pages.place_of(box.first * spec.tile_kv + row);
-      if (!ptx::elect_one()) continue;
+    for_each_page(work, box, pages, [&](std::int32_t row, const auto& place) {
       if (row == 0)
         ptx::mbarrier_arrive_expect_tx(cta.barrier(L::kAt.full, boxes.stage), L::kAt.box_bytes);
       load_rows(work, row, place.row, place.page);
-    }
+    });
     if constexpr (spec.has_codes()) load_scales(work, box, pages);
   }
 
@@ -225,25 +281,33 @@ struct Load {
   /// zeros.
   FOVEA_DEVICE_MEMBER void load_rows(const Work& work, int to_row, std::int32_t row,
                                      std::int32_t batch) const {
+    load_rows_of(work, to_row, row, batch, false);
+    load_rows_of(work, to_row, row, batch, true);
+  }
+
+  FOVEA_DEVICE_MEMBER void load_rows_of(const Work& work, int to_row, std::int32_t row,
+                                        std::int32_t batch, bool is_values) const {
     const bool by_panels = sm90_decode_loads_panels(spec, cta.p.rows_per_box);
-    const int tile = to_row / L::kKeysOfTile, at = to_row % L::kKeysOfTile;
-    load_panels(cta.tile_of(cta.keys_at(boxes.stage), tile), at, cta.p.k, row, work.kv_head, batch,
-                by_panels);
-    load_panels(cta.tile_of(cta.values_at(boxes.stage), tile), at, cta.p.v, row, work.kv_head,
-                batch, by_panels);
+    if (is_values) {
+      load_panels(cta.values_at(boxes.stage), to_row, cta.p.v, row, work.kv_head, batch, by_panels,
+                  barrier_of(true));
+    } else {
+      load_panels(cta.keys_at(boxes.stage), to_row, cta.p.k, row, work.kv_head, batch, by_panels,
+                  barrier_of(false));
+    }
   }
 
   /// All panels in one box, or a box for each.
   template <class Tile>
   FOVEA_DEVICE_MEMBER void load_panels(const Tile& to, int to_row, const TensorMapParam& map,
                                        std::int32_t row, std::int32_t head, std::int32_t batch,
-                                       bool by_panels) const {
+                                       bool by_panels, SharedAddress barrier) const {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       if (panel > 0 && !by_panels) return;
       const std::int32_t at[5] = {T::kElement.of_panel * panel, row, 0, head, batch};
       ptx::cp_async_bulk_tensor_load<5>(to.panel(panel) + Tile::kRowPitch * to_row, tensor_map(map),
-                                        at, cta.barrier(L::kAt.full, boxes.stage), policy_);
+                                        at, barrier, policy_);
     }
   }
 
