@@ -225,6 +225,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"is_16_bit", 90, "static_assert(is_16_bit(WgmmaType::f16) && !is_16_bit(WgmmaType::s8));", {"EXIT"}},
     {"is_wgmma_form", 90, "static_assert(is_wgmma_form(WgmmaType::e4m3, WgmmaType::e5m2, 40) && !is_wgmma_form(WgmmaType::s8, WgmmaType::u8, 40) && !is_wgmma_form(WgmmaType::bf16, WgmmaType::f16, 64));", {"EXIT"}},
     {"computed_here", 90, "const MatrixDescriptor d = computed_here(a.n); a.u[0] = static_cast<std::uint32_t>(d); a.u[1] = static_cast<std::uint32_t>(d >> 32);", {"STG.E"}},
+    {"wgmma_forget", 90, "float d[32] = {}; wgmma_forget(d); a.f[0] = 1; a.f[1] = d[0];", {"STG.E"}},
     {"wgmma_fence", 90, "wgmma_fence();", {"WARPGROUP.ARRIVE"}},
     {"wgmma_ss", 90, "float d[32] = {}; wgmma_fence(); wgmma_ss<WgmmaType::bf16, WgmmaType::bf16, 64, Major::k, Major::mn>(d, s, s + 1, false); wgmma_commit_group(); wgmma_wait_group<0>(); a.f[0] = d[0];",
      {"HGMMA.64x64x16.F32.BF16", ".tnspB"}},
