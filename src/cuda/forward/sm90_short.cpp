@@ -87,7 +87,7 @@ std::int32_t ctas_that_fit(const Sm90ShortSpec& spec, const DeviceTraits& device
   const int bytes = sm90_short_layout(spec).bytes + kReservedSharedBytes;
   int ctas = device.shared_bytes_per_sm / bytes;
   const auto registers_beside = [&] {
-    const int warps_of_scheduler = (spec.num_warps * ctas + kSchedulers - 1) / kSchedulers;
+    const auto warps_of_scheduler = static_cast<int>(ceil_div(spec.num_warps * ctas, kSchedulers));
     return std::min(kMostRegisters, kRegisters / kSchedulers / (32 * warps_of_scheduler) / 8 * 8);
   };
   while (ctas > 0 && registers_beside() < wanted_registers(spec)) --ctas;

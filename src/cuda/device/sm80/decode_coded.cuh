@@ -189,7 +189,7 @@ struct CodedReader {
       const std::int32_t key =
           slice.is_plain ? idx * spec.tile_kv : key_of(slice, team.lane % spec.tile_kv);
       slice.page = static_cast<std::int32_t>(
-          page_at(p.common, team.work.sequence.kv_batch, entry_of(row_of(key))));
+          page_at(p.common, team.work.sequence.kv_batch, entry_of_row(p.common, row_of(key))));
     }
     return slice;
   }
@@ -201,22 +201,18 @@ struct CodedReader {
   FOVEA_DEVICE_MEMBER std::int32_t row_of(std::int32_t key) const {
     return static_cast<std::int32_t>(team.work.sequence.kv_row) + key;
   }
-  FOVEA_DEVICE_MEMBER std::int32_t entry_of(std::int32_t row) const {
-    const ForwardParams& c = p.common;
-    return c.page_shift >= 0 ? row >> c.page_shift : row / c.page_size;
-  }
 
   /// Slot or page, and row in it, of key i of a slice.
   FOVEA_DEVICE_MEMBER KvPlace place_of(const Slice& slice, int i) const {
     const std::int32_t row = row_of(key_of(slice, i));
     if constexpr (!spec.is_paged) return {team.work.sequence.kv_batch, row};
-    return {ptx::shfl_idx(slice.page, i), row - entry_of(row) * p.common.page_size};
+    return {ptx::shfl_idx(slice.page, i), row - entry_of_row(p.common, row) * p.common.page_size};
   }
   /// Of key 0 of a plain one, without asking other lanes.
   FOVEA_DEVICE_MEMBER KvPlace first_place(const Slice& slice) const {
     const std::int32_t row = row_of(slice.idx * spec.tile_kv);
     if constexpr (!spec.is_paged) return {team.work.sequence.kv_batch, row};
-    return {slice.page, row - entry_of(row) * p.common.page_size};
+    return {slice.page, row - entry_of_row(p.common, row) * p.common.page_size};
   }
 
   FOVEA_DEVICE_MEMBER const char* row_at(const BshdParam& t, const KvPlace& place) const {

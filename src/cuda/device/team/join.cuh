@@ -44,9 +44,9 @@ struct Parts {
   }
 
   /// By one lane of the four that share the row.
-  FOVEA_DEVICE_MEMBER void put_state(int part, int row, const RowState& state, float row_max,
-                                     float beside = 0.0F) const {
-    ptx::st_shared(at(part, row) + kStateAt, ptx::F32x4{state.origin, state.sum, row_max, beside});
+  FOVEA_DEVICE_MEMBER void put_state(int part, int row, const RowState& state,
+                                     float row_max) const {
+    ptx::st_shared(at(part, row) + kStateAt, ptx::F32x4{state.origin, state.sum, row_max, 0.0F});
   }
   FOVEA_DEVICE_MEMBER PartState state(int part, int row) const {
     const auto state = ptx::ld_shared<ptx::F32x4>(at(part, row) + kStateAt);

@@ -119,7 +119,7 @@ FOVEA_DEVICE const char* kv_row(const ForwardParams& p, const Work& work, const 
                                 const char* head, std::int32_t row) {
   if constexpr (spec.is_paged) {
     const auto idx = static_cast<std::int32_t>(work.sequence.kv_row + row);
-    const std::int32_t entry = p.page_shift >= 0 ? idx >> p.page_shift : idx / p.page_size;
+    const std::int32_t entry = entry_of_row(p, idx);
     const std::int64_t page = page_at(p, work.sequence.kv_batch, entry);
     return head + (page * t.batch_stride + (idx - entry * p.page_size) * t.row_stride) *
                       Traits<spec>::kElement.bytes;

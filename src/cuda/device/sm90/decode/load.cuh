@@ -65,7 +65,7 @@ class PageWindow {
     const ForwardParams& c = p_.common;
     const std::int32_t key = first_box + ptx::lane_idx() << shift_;
     if (key >= work_.kv_end) return {0, 0};
-    const std::int32_t entry = c.page_shift >= 0 ? key >> c.page_shift : key / c.page_size;
+    const std::int32_t entry = entry_of_row(c, key);
     return {key - entry * c.page_size,
             static_cast<std::int32_t>(page_entry(c, work_.sequence.kv_batch, entry))};
   }

@@ -91,7 +91,7 @@ struct Load {
     const std::int32_t in_tile = cta.lane * cta.p.rows_per_box;
     const std::int32_t key = tile.idx * spec.tile_kv + in_tile;
     if (in_tile >= spec.tile_kv || key >= work.kv_end) return {0, 0};
-    const std::int32_t entry = c.page_shift >= 0 ? key >> c.page_shift : key / c.page_size;
+    const std::int32_t entry = entry_of_row(c, key);
     return {key - entry * c.page_size,
             static_cast<std::int32_t>(page_entry(c, work.sequence.kv_batch, entry))};
   }
