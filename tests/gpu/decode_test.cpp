@@ -168,41 +168,44 @@ TEST_F(GpuDecode, PackedQueriesEqualTheOracle) {
   }
 }
 
+/// Of numbers, of a page, and whether queries are packed.
+class GpuSharedPrefixes
+    : public GpuDecode,
+      public ::testing::WithParamInterface<std::tuple<Dtype, std::int64_t, bool>> {};
+
 /// 300 keys in common, of all sequences and of two groups: single tokens and chunks, over slots and pages that end with
 /// the prefix or not, with programs that read positions. NaN stands where a group's others have their own prefix.
-TEST_F(GpuDecode, SharedPrefixesEqualTheOracle) {
-  const MaskMod masks[] = {causal(), window(310, 0), parse_mask_mod("(kv_idx + q_idx) % 3 != 1")};
-  for (const Dtype dtype : {Dtype::bf16, Dtype::f32}) {
-    for (const std::int64_t page_size : {0, 16, 20}) {
-      for (const bool is_packed : {false, true}) {
-        for (const MaskMod& mask : masks) {
-          CacheCase problem = decode_case(dtype);
-          problem.seqlens = {600, 317, 556, 302, 1330};
-          problem.shared_prefix = 300;
-          if (page_size == 16) problem.groups = {0, 2};
-          if (is_packed) {
-            problem.num_new = 0;
-            problem.packed_q = problem.packed_new = {1, 17, 0, 2, 90};
-            problem.has_max_seqlen_q = true;
-          }
-          problem.head_dim_v = 64;
-          problem.page_size = page_size;
-          problem.has_page_list = page_size == 20;
-          problem.has_sinks = true;
-          problem.mask = mask;
-          problem.score = parse_score_mod("score + 0.001 * float(kv_idx - q_idx + seqlen_kv)");
-          SCOPED_TRACE(std::string(name(dtype)) + ", page_size " + std::to_string(page_size) +
-                       (is_packed ? ", packed, " : ", ") + mask.to_string());
-          CacheMemory memory(problem);
-          DeviceCall call(memory.args());
-          attention_decode(call.args);
-          call.copies.copy_back();
-          expect_sequences_equal_oracle(problem, memory, memory.args());
-        }
-      }
+TEST_P(GpuSharedPrefixes, EqualTheOracle) {
+  const auto& [dtype, page_size, is_packed] = GetParam();
+  for (const MaskMod& mask :
+       {causal(), window(310, 0), parse_mask_mod("(kv_idx + q_idx) % 3 != 1")}) {
+    CacheCase problem = decode_case(dtype);
+    problem.seqlens = {600, 317, 556, 302, 1330};
+    problem.shared_prefix = 300;
+    if (page_size == 16) problem.groups = {0, 2};
+    if (is_packed) {
+      problem.num_new = 0;
+      problem.packed_q = problem.packed_new = {1, 17, 0, 2, 90};
+      problem.has_max_seqlen_q = true;
     }
+    problem.head_dim_v = 64;
+    problem.page_size = page_size;
+    problem.has_page_list = page_size == 20;
+    problem.has_sinks = true;
+    problem.mask = mask;
+    problem.score = parse_score_mod("score + 0.001 * float(kv_idx - q_idx + seqlen_kv)");
+    SCOPED_TRACE(mask.to_string());
+    CacheMemory memory(problem);
+    DeviceCall call(memory.args());
+    attention_decode(call.args);
+    call.copies.copy_back();
+    expect_sequences_equal_oracle(problem, memory, memory.args());
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, GpuSharedPrefixes,
+                         ::testing::Combine(::testing::Values(Dtype::bf16, Dtype::f32),
+                                            ::testing::Values(0, 16, 20), ::testing::Bool()));
 
 TEST_F(GpuDecode, ACapturedStepServesOtherLengths) {
   CacheCase problem = decode_case(Dtype::bf16);

@@ -301,7 +301,12 @@ INSTANTIATE_TEST_SUITE_P(All, GpuFeatures,
                          ::testing::ValuesIn(features().begin(), features().end()),
                          [](const auto& each) { return std::string(each.param.name); });
 
-void expect_right_at_edges(Dtype dtype, std::int64_t head_dim) {
+// Cases of their own, here and below, where one has many kernels to compile: they run beside each other.
+class GpuTileEdges : public Gpu,
+                     public ::testing::WithParamInterface<std::tuple<Dtype, std::int64_t>> {};
+
+TEST_P(GpuTileEdges, EqualTheOracle) {
+  const auto& [dtype, head_dim] = GetParam();
   for (const std::int64_t seqlen_q : {1, 63, 64, 65, 127, 128, 129, 257}) {
     for (const std::int64_t seqlen_kv : {1, 63, 64, 65, 128, 200, 515}) {
       Case problem = plain_case(dtype);
@@ -317,11 +322,9 @@ void expect_right_at_edges(Dtype dtype, std::int64_t head_dim) {
   }
 }
 
-TEST_F(Gpu, TileEdges) {
-  for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
-    for (const std::int64_t head_dim : {32, 64, 128, 256}) expect_right_at_edges(dtype, head_dim);
-  }
-}
+INSTANTIATE_TEST_SUITE_P(All, GpuTileEdges,
+                         ::testing::Combine(::testing::Values(Dtype::bf16, Dtype::f16),
+                                            ::testing::Values(32, 64, 128, 256)));
 
 TEST_F(Gpu, HeadDims) {
   for (const std::int64_t qk : {1, 8, 40, 72, 96, 160, 192, 256}) {
@@ -541,27 +544,30 @@ TEST_F(GpuShort, Packed) {
   }
 }
 
-/// Hopper's own: around row tiles, kv tiles and the longest; then what it has of features, packed sequences among them.
-TEST_F(GpuShort, LengthsAndHeadDimsOfHoppersOwn) {
-  for (const std::int64_t head_dim : {32, 40, 64, 72, 80, 96, 128}) {
-    const bool leaves_half = head_dim > 64 && head_dim <= 96;  // of a panel
-    for (const std::int64_t seqlen :
-         {17, 49, 63, 64, 65, 77, 127, 128, 129, 197, 208, 256, 257, 320, 384}) {
-      Case problem = plain_case(seqlen % 2 == 0 ? Dtype::f16 : Dtype::bf16);
-      problem.label = "hopper_short";
-      problem.seqlen_q = problem.seqlen_kv = seqlen;
-      problem.head_dim_qk = problem.head_dim_v = head_dim;
-      if (seqlen <= (leaves_half ? 208 : 320)) expect_right_short<cuda::Sm90ForwardShort>(problem);
-      if (seqlen > (head_dim == 80 || head_dim == 96 ? 320 : 384)) continue;
-      problem.seqlen_q = std::max<std::int64_t>(17, seqlen - 30);
-      problem.num_heads_q = 2 * problem.num_heads_kv;
-      problem.mask = seqlen % 3 == 0 ? window(40, 7) : causal();
-      problem.has_sinks = true;
-      problem.has_infinite_values = seqlen == 129 || seqlen == 257 || seqlen == 384;
-      expect_right_short<cuda::Sm90ForwardShort>(problem);
-    }
+class GpuHoppersShort : public GpuShort, public ::testing::WithParamInterface<std::int64_t> {};
+
+/// Around row tiles, kv tiles and the longest; then what it has of features, packed sequences among them.
+TEST_P(GpuHoppersShort, LengthsOfAHeadDim) {
+  const std::int64_t head_dim = GetParam();
+  const bool leaves_half = head_dim > 64 && head_dim <= 96;  // of a panel
+  for (const std::int64_t seqlen :
+       {17, 49, 63, 64, 65, 77, 127, 128, 129, 197, 208, 256, 257, 320, 384}) {
+    Case problem = plain_case(seqlen % 2 == 0 ? Dtype::f16 : Dtype::bf16);
+    problem.label = "hopper_short";
+    problem.seqlen_q = problem.seqlen_kv = seqlen;
+    problem.head_dim_qk = problem.head_dim_v = head_dim;
+    if (seqlen <= (leaves_half ? 208 : 320)) expect_right_short<cuda::Sm90ForwardShort>(problem);
+    if (seqlen > (head_dim == 80 || head_dim == 96 ? 320 : 384)) continue;
+    problem.seqlen_q = std::max<std::int64_t>(17, seqlen - 30);
+    problem.num_heads_q = 2 * problem.num_heads_kv;
+    problem.mask = seqlen % 3 == 0 ? window(40, 7) : causal();
+    problem.has_sinks = true;
+    problem.has_infinite_values = seqlen == 129 || seqlen == 257 || seqlen == 384;
+    expect_right_short<cuda::Sm90ForwardShort>(problem);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, GpuHoppersShort, ::testing::Values(32, 40, 64, 72, 80, 96, 128));
 
 TEST_F(GpuShort, PackedByHoppersOwn) {
   for (const std::int64_t head_dim : {64, 80, 128}) {
@@ -657,29 +663,35 @@ TEST_F(GpuFewRows, Features) {
   }
 }
 
-TEST_F(GpuFewRows, Caches) {
-  CacheCase base;
-  base.seqlens = {0, 1, 15, 16, 17, 64, 255, 256, 257, 523, 5003};
-  base.num_heads_kv = 2;
-  base.q_dtype = base.k_dtype = base.v_dtype = Dtype::bf16;
-  for (const std::int64_t head_dim : {64, 128, 256}) {
-    for (const std::int64_t page_size : {0, 1, 3, 8, 16, 24, 64}) {
-      if (head_dim == 256 && page_size != 16) continue;
-      for (const std::int64_t seqlen_q : {1, 2, 4, 8}) {
-        CacheCase problem = base;
-        problem.head_dim_qk = problem.head_dim_v = head_dim;
-        problem.page_size = page_size;
-        problem.seqlen_q = seqlen_q;
-        problem.num_heads_q = page_size == 3 ? 10 : 16;
-        problem.has_left_padding = page_size == 3;
-        problem.has_batch_idx = page_size == 0;
-        problem.index_dtype = page_size == 64 ? Dtype::i64 : Dtype::i32;
-        if (page_size == 1) problem.mask = window(300, 0);
-        expect_right_cache(problem);
-      }
-    }
+/// Of a head, of a page.
+class GpuFewRowsOfCaches
+    : public GpuFewRows,
+      public ::testing::WithParamInterface<std::tuple<std::int64_t, std::int64_t>> {};
+
+TEST_P(GpuFewRowsOfCaches, EqualTheOracle) {
+  const auto& [head_dim, page_size] = GetParam();
+  for (const std::int64_t seqlen_q : {1, 2, 4, 8}) {
+    CacheCase problem;
+    problem.seqlens = {0, 1, 15, 16, 17, 64, 255, 256, 257, 523, 5003};
+    problem.num_heads_kv = 2;
+    problem.q_dtype = problem.k_dtype = problem.v_dtype = Dtype::bf16;
+    problem.head_dim_qk = problem.head_dim_v = head_dim;
+    problem.page_size = page_size;
+    problem.seqlen_q = seqlen_q;
+    problem.num_heads_q = page_size == 3 ? 10 : 16;
+    problem.has_left_padding = page_size == 3;
+    problem.has_batch_idx = page_size == 0;
+    problem.index_dtype = page_size == 64 ? Dtype::i64 : Dtype::i32;
+    if (page_size == 1) problem.mask = window(300, 0);
+    expect_right_cache(problem);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(OfPages, GpuFewRowsOfCaches,
+                         ::testing::Combine(::testing::Values(64, 128),
+                                            ::testing::Values(0, 1, 3, 8, 16, 24, 64)));
+INSTANTIATE_TEST_SUITE_P(OfTheWidestHead, GpuFewRowsOfCaches,
+                         ::testing::Values(std::tuple<std::int64_t, std::int64_t>{256, 16}));
 
 }  // namespace
 }  // namespace fovea::testing
