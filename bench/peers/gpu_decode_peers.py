@@ -92,11 +92,12 @@ class Problem:
 
 
 class FoveaDecode:
-    def __init__(self, library, problem, **fields):
+    def __init__(self, library, problem, quant=None, **fields):
         self.library = library
         self.out = torch.full_like(problem.q, math.nan)
         forward = fovea.forward_args(**{name: fovea.torch_tensor(t) for name, t in (
             ("q", problem.q), ("k", problem.k), ("v", problem.v), ("out", self.out))})
+        forward.quant = None if quant is None else quant.encode()
         cache = {"seqlens": problem.seqlens} | ({} if problem.page_table is None else {"page_table": problem.page_table})
         cache |= {} if problem.new is None else dict(zip(("append_k", "append_v"), problem.new))
         self.kept = forward, {name: fovea.torch_tensor(t) for name, t in cache.items()}

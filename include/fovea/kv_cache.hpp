@@ -107,6 +107,8 @@ struct AttentionDecode {
   // Of packed queries: those of the longest sequence, or more; default: total_q. Kernels are chosen by it.
   std::optional<std::int64_t> max_seqlen_q{};
   SharedPrefix shared_prefix{};
+  // A recipe, of scales that are measured: applied to the numbers of q's dtype that keys and values of the cache are.
+  Quantization quant{};
 
   CpuTarget cpu_target = CpuTarget::automatic;
   ComputeDtype compute_dtype = ComputeDtype::automatic;

@@ -32,7 +32,6 @@ void refuse_other_features(const fovea::AttentionForward& args, const std::strin
   if (args.dropout_seed || args.dropout_offset) refuse("dropout_seed");
   if (args.dropout_places) refuse("dropout_places");
   if (args.cu_seqlens_kv) refuse("cu_seqlens_kv");
-  if (!args.quant.is_none()) refuse("quant");
   if (args.q_scale || args.k_scale || args.v_scale) refuse("q_scale, k_scale or v_scale");
 }
 
@@ -125,6 +124,7 @@ DecodeCall to_decode(const fovea_attention_decode_args* source, const std::strin
                .shared_prefix = {.seqlen = c.shared_prefix,
                                  .cu_sequences = to_view(c.shared_cu_sequences, Access::read,
                                                          where + ": shared_cu_sequences")},
+               .quant = forward.quant,
                .cpu_target = forward.cpu_target,
                .compute_dtype = forward.compute_dtype,
                .sm_margin = forward.sm_margin,

@@ -219,6 +219,7 @@ Problem decode_problem(const AttentionDecode& args, std::int64_t max_seqlen_kv, 
           .mask = args.mask,
           .softmax_scale = args.softmax_scale,
           .has_sinks = static_cast<bool>(args.sinks),
+          .quant = args.quant,
           .num_sequences = is_packed ? std::optional(batch) : std::nullopt,
           .wants_lse = static_cast<bool>(args.lse),
           .seqlen_q = seqlen_q(),
@@ -262,6 +263,12 @@ expr::Digest decode_key(const Problem& problem, const CacheLayout& cache) {
 
 ForwardProblem validate_decode_problem(const Problem& problem, const CacheLayout& cache,
                                        std::string_view where) {
+  if (problem.quant.scales == ScaleSource::given) {
+    TensorChecks(where).refuse(
+        fmt::format("quant is {}, whose scales the call gives; expected a recipe of measured "
+                    "scales over a cache",
+                    print(problem.quant)));
+  }
   ForwardProblem f = validate(problem, where, KvDtypes::of_cache);
   f.is_cached = true;
   f.is_paged = cache.page_size > 0;

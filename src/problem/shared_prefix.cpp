@@ -396,6 +396,12 @@ void check_shared_prefix(const AttentionDecode& args, std::string_view where) {
                     prefix.seqlen, room));
   }
   if (prefix.cu_sequences) check_groups(prefix.cu_sequences, batch, checks);
+  if (!args.quant.is_none()) {
+    checks.refuse(
+        fmt::format("quant is {} beside a shared prefix; expected none: means and references would "
+                    "be those of parts of the keys",
+                    print(args.quant)));
+  }
   refuse_scales_of_sequences(args.cache, checks);
   check_rows(args, checks);
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/check.hpp"
 #include "reference/element.hpp"
 #include "reference/head_rows.hpp"
 #include "reference/quantized.hpp"
@@ -319,7 +320,10 @@ class Decode {
 
 }  // namespace
 
-DecodeResult attention_decode(const AttentionDecode& args) { return Decode(args).run(); }
+DecodeResult attention_decode(const AttentionDecode& args) {
+  FOVEA_ASSERT(args.quant.is_none());
+  return Decode(args).run();
+}
 
 std::vector<double> rotated(std::span<const double> row, const Rotary& rotary,
                             std::int64_t position) {

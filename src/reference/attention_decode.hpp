@@ -18,6 +18,7 @@ struct DecodeResult {
   std::vector<double> appended_k, appended_v;
 };
 
+/// Of calls without a recipe: with one they are attention_forward at the numbers that the cache holds, in q's dtype.
 /// Reads the cache as it is before the append, writes nothing. New keys and values are seen as the
 /// cache will hold them, rounded to its dtypes; rotated queries are not rounded.
 DecodeResult attention_decode(const AttentionDecode& args);

@@ -286,4 +286,81 @@ std::vector<NamedCacheCase> hopper_converted_cases() {
   return cases;
 }
 
+std::vector<NamedCacheCase> hopper_rounded_cache_cases() {
+  std::vector<NamedCacheCase> cases;
+  const auto add = [&](const std::string& label, CacheCase problem, const char* recipe) {
+    problem.quant = parse_quantization(recipe);
+    cases.push_back({"hopper_rounded_" + label, problem});
+  };
+  // Nothing; one key, whose tile holds no other; a tile of 128 and a key; five tiles, more than are buffered.
+  const auto chunk = [](Dtype k, Dtype v, std::int64_t page_size) {
+    CacheCase problem = base_case(k, v, page_size);
+    problem.seqlens = {0, 1, 129, 530};
+    problem.seqlen_q = 70;
+    problem.head_dim_qk = problem.head_dim_v = 128;
+    return problem;
+  };
+  CacheCase pages = chunk(Dtype::i8, Dtype::i8, 16);
+  pages.has_sinks = true;
+  add("pages", pages, "fast");
+  add("pages_accurate", pages, "accurate");
+  // Keys begin at any row of a slot; panels of codes that rows do not fill; two row tiles.
+  CacheCase slots = chunk(Dtype::e4m3, Dtype::i8, 0);
+  slots.q_dtype = Dtype::f16;
+  slots.seqlens = {300, 391, 128};
+  slots.seqlen_q = 140;
+  slots.head_dim_qk = 48;
+  slots.head_dim_v = 64;
+  slots.mask = window(100, 0);
+  slots.has_batch_idx = slots.has_left_padding = slots.has_heads_first = true;
+  add("slots", slots, "fast");
+  add("slots_accurate", slots, "accurate");
+  // Keys begin inside a page of no power of two, whose list has room for more.
+  CacheCase odd_pages = chunk(Dtype::i8, Dtype::e4m3, 11);
+  odd_pages.seqlens = {256, 200, 391};
+  odd_pages.head_dim_qk = 64;
+  odd_pages.has_left_padding = odd_pages.has_page_list = true;
+  odd_pages.index_dtype = Dtype::i64;
+  odd_pages.score = parse_score_mod("score + float(q_head + 1) / 16 * (kv_idx - q_idx)");
+  add("odd_pages", odd_pages, "fast,smooth_v=sequence");
+  // Scales of whole heads of a sequence; rows of q and k are rotated.
+  CacheCase given = chunk(Dtype::e4m3, Dtype::e4m3, 1);
+  given.seqlens = {300, 130};
+  given.head_dim_qk = given.head_dim_v = 64;
+  given.has_given_scales = true;
+  given.mask = MaskMod();
+  add("given_scales", given, "fast,hadamard=yes");
+  // Chunks of prompts beside single tokens, what they append, and sequences that nobody asks for.
+  CacheCase packed = chunk(Dtype::i8, Dtype::i8, 16);
+  packed.head_dim_qk = packed.head_dim_v = 64;
+  packed.seqlens = {300, 65, 129, 150, 0, 200};
+  packed.packed_q = packed.packed_new = {150, 1, 1, 0, 3, 70};
+  packed.packed_new[4] = 0;
+  packed.has_max_seqlen_q = packed.has_sinks = true;
+  add("packed", packed, "fast");
+  add("packed_accurate", packed, "accurate");
+  // Of values some rows see it, others do not: passes, which look them up in the cache.
+  CacheCase poisoned = chunk(Dtype::i8, Dtype::i8, 16);
+  poisoned.seqlens = {300, 120};
+  poisoned.seqlen_q = 140;
+  poisoned.mask = window(90, 0);
+  poisoned.nan_key = 110;
+  add("nan_in_scales", poisoned, "fast");
+  CacheCase poisoned_codes = poisoned;
+  poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
+  poisoned_codes.has_given_scales = true;
+  poisoned_codes.page_size = 0;
+  poisoned_codes.has_left_padding = true;
+  add("nan_in_codes", poisoned_codes, "fast");
+  add("nan_in_codes_accurate", poisoned_codes, "accurate");
+  // Elements, and beside codes.
+  CacheCase elements = chunk(Dtype::bf16, Dtype::bf16, 16);
+  elements.nan_key = 100;
+  add("elements", elements, "fast");
+  CacheCase beside = chunk(Dtype::i8, Dtype::bf16, 0);
+  beside.head_dim_v = 64;
+  add("elements_beside_codes", beside, "accurate");
+  return cases;
+}
+
 }  // namespace fovea::testing

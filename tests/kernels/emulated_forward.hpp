@@ -66,6 +66,13 @@ struct EmulatedNumbers {
   NumbersFunction run;
 };
 
+/// Means of keys of a cache, then codes.
+struct EmulatedCacheRounding {
+  std::string_view name;
+  void (*mean)(const QuantizeCacheParams& params);
+  void (*round)(const QuantizeCacheParams& params);
+};
+
 using Sm80QuantizedFunction = void (*)(const Sm80QuantizedParams& params);
 
 /// Of sm80/attention_quantized.
@@ -81,6 +88,7 @@ const EmulatedHopper& chunk_over_codes_named(std::string_view name);
 NumbersFunction numbers_of_codes_named(std::string_view name);
 /// Of sm90/attention_quantized, and the kernels before it.
 const EmulatedHopper& quantized_named(std::string_view name);
+const EmulatedCacheRounding& cache_rounding_named(std::string_view name);
 void run_mean_of_keys(const QuantizeKvSpec& spec, const QuantizeKvParams& params);
 void run_quantize_kv(const QuantizeKvSpec& spec, const QuantizeKvParams& params);
 ForwardFunction forward_named(std::string_view name);

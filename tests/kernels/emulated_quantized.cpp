@@ -21,6 +21,12 @@ const EmulatedHopper& quantized_named(std::string_view name) {
   return *found;
 }
 
+const EmulatedCacheRounding& cache_rounding_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kCacheRoundings, name, &EmulatedCacheRounding::name);
+  if (found == std::end(kCacheRoundings)) throw std::out_of_range(std::string(name));
+  return *found;
+}
+
 Sm80QuantizedFunction sm80_quantized_named(std::string_view name) {
   const auto* const found = std::ranges::find(kSm80Quantizeds, name, &EmulatedSm80Quantized::name);
   if (found == std::end(kSm80Quantizeds)) throw std::out_of_range(std::string(name));

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cuda/emulator/tensor_map.hpp"
@@ -134,18 +136,44 @@ cuda::DeviceTraits sectioned_hopper() {
   return device;
 }
 
-void run_quantizers(const cuda::QuantizeKvLaunch& launch, Emulation& emulation) {
+namespace {
+
+/// The kernels that round K and V of a call, by what launches them.
+struct Quantizers {
+  std::function<void()> mean, round;
+};
+
+void run_quantizers(const cuda::QuantizeKvLaunch& launch, const Quantizers& kernels,
+                    Emulation& emulation) {
   const bool has_two = looks_at_sequences(launch.spec);
   if (has_two) {
     emulation.launch({.x = launch.num_looking_ctas()}, cuda::kQuantizeThreads,
-                     cuda::kMeanSharedBytes,
-                     [&] { cuda::run_mean_of_keys(launch.spec, launch.params); });
+                     cuda::kMeanSharedBytes, kernels.mean);
   }
   emulation.is_dependent = launch.overlaps && has_two;
   emulation.launch({.x = launch.num_ctas}, cuda::kQuantizeThreads,
                    static_cast<std::size_t>(cuda::quantize_shared_bytes(launch.spec)),
-                   [&] { cuda::run_quantize_kv(launch.spec, launch.params); });
+                   kernels.round);
   emulation.is_dependent = false;
+}
+
+/// Of a call over a cache.
+void run_cache_quantizers(const std::string& label, const cuda::QuantizeKvLaunch& launch,
+                          Emulation& emulation) {
+  const cuda::EmulatedCacheRounding& kernels = cuda::cache_rounding_named(label);
+  run_quantizers(launch,
+                 {.mean = [&] { kernels.mean(launch.params); },
+                  .round = [&] { kernels.round(launch.params); }},
+                 emulation);
+}
+
+}  // namespace
+
+void run_quantizers(const cuda::QuantizeKvLaunch& launch, Emulation& emulation) {
+  run_quantizers(launch,
+                 {.mean = [&] { cuda::run_mean_of_keys(launch.spec, launch.params); },
+                  .round = [&] { cuda::run_quantize_kv(launch.spec, launch.params); }},
+                 emulation);
 }
 
 namespace {
@@ -167,7 +195,12 @@ void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
   if (call.has_counter)
     emulation.launch({.x = 1}, 1, 0,
                      [&] { cuda::run_clear_counter({.counter = call.params.next_tile}); });
-  if (call.quantize.num_ctas > 0) run_quantizers(call.quantize, emulation);
+  if (call.quantize.num_ctas > 0) {
+    if (call.quantize.spec.is_cached)
+      run_cache_quantizers(run.label, call.quantize, emulation);
+    else
+      run_quantizers(call.quantize, emulation);
+  }
   if (call.numbers.num_ctas > 0) {
     emulation.launch({.x = call.numbers.num_ctas}, cuda::kNumbersThreads, 0,
                      [&] { cuda::numbers_of_codes_named(run.label)(call.numbers.params); });

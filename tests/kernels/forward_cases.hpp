@@ -13,6 +13,11 @@
 
 namespace fovea::testing {
 
+struct NamedCacheCase {
+  std::string label;
+  CacheCase problem;
+};
+
 /// Each with a label that is a name in C++.
 std::vector<Case> kernel_cases();
 
@@ -39,6 +44,8 @@ std::vector<Case> hopper_selection_cases();
 /// Of sm90/attention_quantized; of sm80/attention_quantized.
 std::vector<Case> hopper_quantized_cases();
 std::vector<Case> sm80_quantized_cases();
+/// Of sm90/attention_quantized over caches, of codes and of elements.
+std::vector<NamedCacheCase> hopper_rounded_cache_cases();
 /// What these start from: so many rows, three tiles of 128 keys, the last of them cut; two heads share keys.
 Case rounded_case(const char* label, std::int64_t head_dim, std::int64_t seqlen_q);
 /// The score becomes score + bias[q_idx % 2, kv_idx], NaN at a key in the middle for odd rows.
@@ -65,10 +72,6 @@ ForwardProblem planned_for_short(ForwardProblem problem, std::int64_t most_packe
 ForwardProblem problem_of_case(const Case& each);
 ForwardProblem problem_of_cache(const CacheCase& each);
 
-struct NamedCacheCase {
-  std::string label;
-  CacheCase problem;
-};
 std::vector<NamedCacheCase> kernel_cache_cases();
 /// The kernels of sm_80 on Turing: f16 by its products and through registers, bf16 in f32.
 std::vector<Case> turing_cases();

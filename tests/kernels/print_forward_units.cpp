@@ -7,6 +7,7 @@
 
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/numbers_of_codes.hpp"
+#include "cuda/forward/quantize_kv.hpp"
 #include "kernels/choice_cases.hpp"
 #include "kernels/forward_cases.hpp"
 #include "kernels/renamed.hpp"
@@ -169,6 +170,20 @@ void print_quantizeds(std::ofstream& out) {
   std::string table;
   for (const auto& each : testing::hopper_quantized_cases())
     print_hopper(each.label, testing::problem_of_case(each), out, table);
+  std::string of_caches;
+  for (const auto& each : testing::hopper_rounded_cache_cases()) {
+    const ForwardProblem problem = testing::problem_of_cache(each.problem);
+    const cuda::ForwardPlan plan =
+        testing::plan_of(each.label, problem, cuda::typical_device(9, 0));
+    print(each.label, plan, out, table);
+    const std::string spec = "rounding_" + each.label;
+    out << "namespace fovea::cuda {\n"
+        << print_spec(cuda::quantize_kv_spec(plan.spec.as<cuda::Sm90ForwardSpec>()), spec) << "}\n";
+    of_caches += fmt::format(
+        "  {{\"{0}\", [](const QuantizeCacheParams& p) {{ mean_of_keys<{1}>(p); }}, "
+        "[](const QuantizeCacheParams& p) {{ quantize_kv<{1}>(p); }}}},\n",
+        each.label, spec);
+  }
   std::string rounded;
   for (const auto& each : testing::sm80_quantized_cases()) {
     const cuda::DeviceTraits device = testing::rounding_device(each.quant);
@@ -177,8 +192,9 @@ void print_quantizeds(std::ofstream& out) {
   }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kQuantizeds[] = {{\n{}}};\n"
-      "inline constexpr EmulatedSm80Quantized kSm80Quantizeds[] = {{\n{}}};\n}}\n",
-      table, rounded);
+      "inline constexpr EmulatedSm80Quantized kSm80Quantizeds[] = {{\n{}}};\n"
+      "inline constexpr EmulatedCacheRounding kCacheRoundings[] = {{\n{}}};\n}}\n",
+      table, rounded, of_caches);
 }
 
 }  // namespace

@@ -115,6 +115,112 @@ TEST(EmulatedSm80Quantized, RoundedExponentialsEqualTheOracleHoweverCopiesLand) 
   }
 }
 
+// ---- caches ----
+
+NamedCacheCase cache_case_named(const std::string& label) {
+  const std::vector<NamedCacheCase> cases = hopper_rounded_cache_cases();
+  return *std::ranges::find(cases, label, &NamedCacheCase::label);
+}
+
+/// Of codes of probabilities the smallest depend on the reference that a row begins with, and so does lse.
+double lse_error_of(const Quantization& quant) {
+  return quant.row_sums == RowSums::codes ? 4e-3 : 0;
+}
+
+class EmulatedRoundedCaches : public ::testing::TestWithParam<NamedCacheCase> {};
+
+TEST_P(EmulatedRoundedCaches, EqualTheOracle) {
+  const CacheCase& problem = GetParam().problem;
+  Emulation emulation;
+  emulation.options = {.seed = first_seed() + 1};
+  expect_cache_equals_oracle(GetParam(), run_quantized, sectioned_hopper(), emulation,
+                             lse_error_of(problem.quant));
+  if (!problem.packed_q.empty()) return;  // queries of nobody are NaN
+  EXPECT_EQ(emulation.num_redone > 0, problem.nan_key >= 0)
+      << "what lies behind the last key is no reason to compute again";
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EmulatedRoundedCaches,
+                         ::testing::ValuesIn(hopper_rounded_cache_cases()),
+                         [](const auto& each) { return each.param.label; });
+
+TEST(EmulatedRoundedCaches, EqualTheOracleHoweverCopiesLand) {
+  const NamedCacheCase each = cache_case_named("hopper_rounded_packed");
+  for_each_landing([&](Emulation& emulation) {
+    expect_cache_equals_oracle(each, run_quantized, sectioned_hopper(), emulation,
+                               lse_error_of(each.problem.quant));
+  });
+}
+
+/// Keys and values of all sequences of a case, as packed tensors of the numbers that the cache holds.
+struct PackedNumbers {
+  GuardedTensor k, v, offsets;
+
+  explicit PackedNumbers(const CacheCase& problem, CacheMemory& memory) {
+    std::vector<double> begins{0};
+    for (const std::int64_t length : problem.seqlens)
+      begins.push_back(begins.back() + static_cast<double>(length));
+    const auto total = static_cast<std::int64_t>(begins.back());
+    offsets = GuardedTensor(make_spec(Dtype::i32, std::array{problem.batch() + 1}));
+    offsets.fill([&](std::int64_t i) { return begins[static_cast<std::size_t>(i)]; });
+    const auto packed = [&](std::int64_t head_dim) {
+      return GuardedTensor(
+          make_spec(problem.q_dtype, std::array{total, problem.num_heads_kv, head_dim}));
+    };
+    k = packed(problem.head_dim_qk);
+    v = packed(problem.head_dim_v);
+    std::int64_t k_at = 0, v_at = 0;
+    for (std::int64_t i = 0; i < problem.batch(); ++i) {
+      const AttentionForward dense = memory.dense(i);
+      for (const double x : values_of(dense.k)) k.set(k_at++, x);
+      for (const double x : values_of(dense.v)) v.set(v_at++, x);
+    }
+  }
+};
+
+/// The same recipe at the numbers that codes stand for gives the same bits: whichever pages they come from, and where
+/// rows of queries and keys are not finite and multiplied as they are.
+TEST(EmulatedRoundedCaches, HaveTheBitsOfTheirNumbers) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const NamedCacheCase each = cache_case_named("hopper_rounded_packed");
+  const CacheCase& problem = each.problem;
+  CacheMemory memory(problem);
+  const AttentionDecode decode = memory.args();
+  const CacheCall call(problem, decode);
+  append_to_cache({.cache = decode.cache, .append = call.append});
+  PackedNumbers numbers(problem, memory);
+  // Of the first sequence, 300 keys: a query, which all its keys are multiplied by; a key and a head, which is NaN.
+  memory.q.set(17 * decode.q.stride(0) + 3, kInfinity);
+  constexpr std::int64_t kKey = 140;
+  const std::int64_t page = index_at(decode.cache.page_table, 0, kKey / problem.page_size);
+  const TensorView scales = memory.k_scale.view();
+  memory.k_scale.set(page * scales.stride(0) + kKey % problem.page_size * scales.stride(1),
+                     std::nan(""));
+  for (std::int64_t d = 0; d < problem.head_dim_qk; ++d)
+    numbers.k.set(kKey * problem.num_heads_kv * problem.head_dim_qk + d, std::nan(""));
+  Emulation over_cache, over_numbers;
+  run_quantized(call.on(each.label, sectioned_hopper()), over_cache);
+  GuardedTensor out(decode.out.spec()), lse(decode.lse.spec());
+  AttentionForward args{.q = decode.q,
+                        .k = numbers.k.view(),
+                        .v = numbers.v.view(),
+                        .out = out.mutable_view(),
+                        .lse = lse.mutable_view(),
+                        .mask = problem.mask,
+                        .sinks = decode.sinks};
+  args.quant = problem.quant;
+  args.cu_seqlens_q = decode.cu_seqlens_q;
+  args.cu_seqlens_kv = numbers.offsets.view();
+  run_args(run_quantized, "coded_packed", args, sectioned_hopper(), over_numbers);
+  EXPECT_EQ(over_cache.findings + over_numbers.findings, "");
+  EXPECT_EQ(bits_of(decode.lse), bits_of(lse.view()));
+  EXPECT_EQ(bits_of(decode.out), bits_of(out.view()));
+  const std::vector<double> statistics = values_of(decode.lse);
+  EXPECT_TRUE(std::ranges::any_of(statistics, [](double x) { return std::isnan(x); }));
+}
+
+// ---- what rows hold ----
+
 /// What the oracle makes of a call, and how far from it a kernel may be.
 struct Expected {
   reference::ForwardResult result;

@@ -35,7 +35,8 @@ CacheCall::CacheCall(const AttentionDecode& decode, std::int64_t most_keys)
       cache(grown_cache(decode.cache, append)) {}
 
 void expect_cache_equals_oracle(const NamedCacheCase& each, Runner run,
-                                const cuda::DeviceTraits& device, Emulation& emulation) {
+                                const cuda::DeviceTraits& device, Emulation& emulation,
+                                double lse_error) {
   const CacheCase& problem = each.problem;
   CacheMemory memory(problem);
   const AttentionDecode decode = memory.args();
@@ -43,7 +44,7 @@ void expect_cache_equals_oracle(const NamedCacheCase& each, Runner run,
   if (problem.appends()) append_to_cache({.cache = decode.cache, .append = call.append});
   run(call.on(each.label, device), emulation);
   EXPECT_EQ(emulation.findings, "");
-  expect_sequences_equal_oracle(problem, memory, decode);
+  expect_sequences_equal_oracle(problem, memory, decode, lse_error);
 }
 
 }  // namespace fovea::testing

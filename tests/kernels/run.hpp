@@ -45,8 +45,9 @@ struct CacheCall {
   }
 };
 
-/// The call of a case, behind what it appends.
+/// The call of a case, behind what it appends. `lse_error`: as expect_sequences_equal_oracle has it.
 void expect_cache_equals_oracle(const NamedCacheCase& each, Runner run,
-                                const cuda::DeviceTraits& device, Emulation& emulation);
+                                const cuda::DeviceTraits& device, Emulation& emulation,
+                                double lse_error = 0);
 
 }  // namespace fovea::testing

@@ -467,6 +467,7 @@ AttentionDecode CacheMemory::args(CpuTarget target) {
   args.mask = problem_.mask;
   args.softmax_scale = softmax_scale();
   args.sinks = sinks.view();
+  args.quant = problem_.quant;
   args.cpu_target = target;
   return args;
 }
@@ -476,8 +477,9 @@ AttentionForward CacheMemory::dense(std::int64_t sequence, CpuTarget target) {
   Dense& d = dense_[static_cast<std::size_t>(sequence)];
   const std::int64_t seqlen_kv = p.seqlens[static_cast<std::size_t>(sequence)];
   const auto keys = [&](Dtype dtype, std::uint64_t stream, std::int64_t head_dim) {
+    const Dtype of_numbers = p.quant.is_none() ? Dtype::f32 : p.q_dtype;
     GuardedTensor tensor(
-        make_spec(quant::is_code(dtype) ? Dtype::f32 : dtype,
+        make_spec(quant::is_code(dtype) ? of_numbers : dtype,
                   std::array{std::int64_t{1}, seqlen_kv, p.num_heads_kv, head_dim}));
     HeldRow held;
     tensor.fill([&](std::int64_t i) {
@@ -503,6 +505,7 @@ AttentionForward CacheMemory::dense(std::int64_t sequence, CpuTarget target) {
           .mask = p.mask,
           .softmax_scale = softmax_scale(),
           .sinks = sinks.view(),
+          .quant = p.quant,
           .cpu_target = target};
 }
 

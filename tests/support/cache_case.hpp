@@ -44,6 +44,7 @@ struct CacheCase {
 
   ScoreMod score{};
   MaskMod mask = causal();
+  Quantization quant{};  // of numbers of q's dtype, whatever the cache holds
   bool has_sinks = false;
   double q_magnitude = 1;   // queries are so many times as large; the scale makes up for it
   double value_growth = 0;  // values of key i are 2^(value_growth i) times as large

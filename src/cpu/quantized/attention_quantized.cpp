@@ -79,6 +79,7 @@ std::string obstacle_of(const ForwardProblem& f, const QuantizedTarget& row, Cpu
 std::string refusal_of(const ForwardProblem& f, const QuantizedTarget& row, CpuTarget wanted) {
   if (wanted != CpuTarget::automatic && wanted != row.target)
     return fmt::format("target {} was asked for", name(wanted));
+  if (f.is_cached) return "keys lie in a cache; expected tensors";
   if (std::string reason = obstacle_of(f, row, wanted); !reason.empty()) return reason;
   if (panel_kernels(row.target) == nullptr) return "this build has no kernels for it";
   const ByteProducts int8 = int8_products(f.problem.quant);

@@ -260,7 +260,7 @@ constexpr std::int64_t kRowsOfFewQueries = 16;
 /// Do keys of sequences of few queries want to be split, beside others of many?
 bool has_two_parts(const ForwardProblem& f) {
   return f.is_cached && has_packed_tiles(f) && f.group <= kFewRows &&
-         f.seqlen_kv > kFewestKeysPerSplit;
+         f.seqlen_kv > kFewestKeysPerSplit && f.problem.quant.is_none();
 }
 
 template <typename MakePlan>

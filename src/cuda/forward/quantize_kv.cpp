@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "cuda/forward/quantized_recipe.hpp"
@@ -31,7 +32,7 @@ struct Counts {
     return {f.is_varlen, f.num_sequences, f.seqlen_q, f.total_q};
   }
   static Counts of_keys(const ForwardProblem& f) {
-    return {f.is_varlen, f.num_sequences, f.seqlen_kv, f.problem.k.shape[0]};
+    return {f.is_varlen && !f.is_cached, f.num_sequences, f.seqlen_kv, f.problem.k.shape[0]};
   }
 };
 
@@ -76,9 +77,10 @@ jit::KernelText text_of(std::string_view entry, int ctas_per_sm, const QuantizeK
   return {fmt::format("#include \"common/quantize_kv.cuh\"\n"
                       "namespace fovea::cuda {{\n{}}}\n"
                       "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
-                      "const __grid_constant__ fovea::cuda::QuantizeKvParams p) {{\n"
+                      "const __grid_constant__ fovea::cuda::{} p) {{\n"
                       "  fovea::cuda::{}<fovea::cuda::spec>(p);\n}}\n",
-                      print_spec(spec), kQuantizeThreads, ctas_per_sm, jit::kEntryName, entry),
+                      print_spec(spec), kQuantizeThreads, ctas_per_sm, jit::kEntryName,
+                      spec.is_cached ? "QuantizeCacheParams" : "QuantizeKvParams", entry),
           fmt::format("common/{} {} d{}", entry, name(spec.element), spec.head_dim_qk)};
 }
 
@@ -149,12 +151,19 @@ Counts counts_of(const QuantizeKvLaunch& launch) {
 }  // namespace
 
 QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention) {
+  const bool is_cached = attention.is_cached;
   return {.element = attention.element,
           .head_dim_qk = attention.head_dim_qk,
-          .head_dim_v = attention.sums_codes ? attention.head_dim_v : 0,
-          .is_packed = attention.is_varlen,
+          .head_dim_v = attention.sums_codes || is_cached ? attention.head_dim_v : 0,
+          .is_packed = attention.is_varlen && !is_cached,
           .rotates = attention.rotates,
-          .smooths_v = attention.smooths_v};
+          .smooths_v = attention.smooths_v,
+          .is_cached = is_cached,
+          .is_paged = attention.is_paged,
+          .has_packed_q = attention.has_packed_q,
+          .k_codes = attention.k_codes,
+          .v_codes = attention.v_codes,
+          .keeps_v = is_cached && !attention.sums_codes};
 }
 
 QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& quant) {
@@ -254,6 +263,12 @@ void QuantizeKvLaunch::take_scales(const AttentionForward& args) {
   params.v.scales = given(args.v_scale);
 }
 
+void QuantizeKvLaunch::take_cache(const ForwardParams& call, const KvCache& cache) {
+  params.cache = call;
+  params.k_scale = scale_param(cache.k_scale);
+  params.v_scale = scale_param(cache.v_scale);
+}
+
 void QuantizeKvLaunch::add_to(KernelLaunches& all) const {
   if (looks_at_sequences(spec)) {
     KernelLaunch mean = kernel_launch(KernelRole::key_mean, params);
@@ -316,6 +331,19 @@ TensorMapParam map_of_value_codes(const TensorMapEncoder& encode, const Quantize
                          .lists = counts.lists,
                          .rows_of_box = launch.spec.head_dim_v};
   return encode(rows.map(), v.codes);
+}
+
+TensorMapParam map_of_kept_values(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch,
+                                  std::int64_t rows, std::int64_t panel) {
+  const QuantizeVParams& v = launch.params.v;
+  const std::int64_t width = launch.spec.head_dim_v, heads = v.num_heads_kv;
+  const Counts counts = counts_of(launch);
+  const std::array shape{counts.lists, counts.rows, heads, width};
+  const std::array strides{heads * counts.rows * width, width, counts.rows * width,
+                           std::int64_t{1}};
+  const Dtype dtype = launch.spec.element == Element::f16 ? Dtype::f16 : Dtype::bf16;
+  const TensorView values(static_cast<const void*>(v.numbers), make_spec(dtype, shape, strides));
+  return tensor_map(encode, values, rows, panel);
 }
 
 }  // namespace fovea::cuda

@@ -13,6 +13,7 @@
 #include "cuda/kernel_set.hpp"
 #include "cuda/params/tensor_maps.hpp"
 #include "cuda/spec_text.hpp"
+#include "problem/cache.hpp"
 #include "problem/forward.hpp"
 
 namespace fovea::cuda {
@@ -37,7 +38,13 @@ struct SpecText<QuantizeKvSpec> {
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, rotates),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, smooths_v),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, centers_v),
-                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, takes_codes)};
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, takes_codes),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, is_cached),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, is_paged),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, has_packed_q),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, k_codes),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, v_codes),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, keeps_v)};
 };
 
 /// Parts of a workspace begin at multiples of this.
@@ -65,7 +72,7 @@ std::int64_t num_quantizing_ctas(const ForwardProblem& problem);
 inline constexpr int kFirstThatOverlaps = 90;
 
 struct QuantizeKvLaunch {
-  QuantizeKvParams params{};
+  QuantizeCacheParams params{};  // of tensors, what they share with those
   QuantizeKvSpec spec{};
   unsigned num_ctas = 0;  // of the kernel that rounds; 0: there are no sequences
   bool overlaps = true;   // it starts while the kernel of means ends
@@ -79,6 +86,9 @@ struct QuantizeKvLaunch {
 
   /// Those that a call gives, where the recipe wants such.
   void take_scales(const AttentionForward& args);
+
+  /// The call over a cache, where the spec is of one.
+  void take_cache(const ForwardParams& call, const KvCache& cache);
 
   void add_to(KernelLaunches& all) const;
 };
@@ -97,5 +107,8 @@ TensorSpec rounded_spec(const TensorSpec& given, std::int64_t width);
 /// The codes as TMA takes them, a tile in a box.
 TensorMapParam map_of_key_codes(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch);
 TensorMapParam map_of_value_codes(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch);
+/// Or values that are not rounded, in boxes of a panel of `rows` rows.
+TensorMapParam map_of_kept_values(const TensorMapEncoder& encode, const QuantizeKvLaunch& launch,
+                                  std::int64_t rows, std::int64_t panel);
 
 }  // namespace fovea::cuda

@@ -8,6 +8,8 @@
 #include "fovea/mask.hpp"
 
 #include "cuda/forward/quantized_recipe.hpp"
+#include "cuda/params/tensor_maps.hpp"
+#include "cuda/params/tensor_params.hpp"
 #include "expr/passes.hpp"
 #include "expr/softcap.hpp"
 
@@ -41,6 +43,49 @@ bool has_fast_cap(const Problem& p) {
          expr::cap_of(expr::simplify(p.score.expr().shared())) != nullptr;
 }
 
+/// Keys are read from a cache by eights.
+constexpr std::int64_t kCodesAtOnce = 8;
+/// What a call may want of workspace for the keys and values of all sequences, as long as they may be.
+constexpr std::size_t kMostBytes = std::size_t{1} << 32;
+
+/// As the kernel sees a cache whose keys have been rounded: numbers of q's dtype in slots.
+ForwardProblem problem_of_rounded(ForwardProblem f) {
+  f = without_recipe(std::move(f));
+  if (!f.is_cached) return f;
+  f.problem.k.dtype = f.problem.v.dtype = f.problem.q.dtype;
+  f.is_paged = false;
+  f.cache.page_size = 0;
+  f.cache.has_left_padding = false;
+  return f;
+}
+
+std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
+  if (auto refusal = refuses_shared_tiles(f)) return refusal;
+  for (const auto& [label, head_dim] :
+       {std::pair{"head_dim_qk", f.head_dim_qk}, std::pair{"head_dim_v", f.head_dim_v}}) {
+    if (head_dim % kCodesAtOnce != 0) {
+      return Refusal{
+          fmt::format("{} is {}; expected a multiple of {}", label, head_dim, kCodesAtOnce)};
+    }
+  }
+  for (const auto& [label, spec] : {std::pair{"k", &f.problem.k}, std::pair{"v", &f.problem.v}}) {
+    if (codes_of(spec->dtype) != Codes::none || spec->dtype == f.problem.q.dtype) continue;
+    return Refusal{fmt::format("{} is {} and q is {}; expected that, or codes", label,
+                               name(spec->dtype), name(f.problem.q.dtype))};
+  }
+  return std::nullopt;
+}
+
+std::optional<Refusal> refuses_rounded_bytes(const ForwardProblem& f) {
+  const std::size_t bytes =
+      quantized_bytes(quantize_kv_spec(Sm90ForwardQuantized::choose(f, {})), f);
+  if (bytes <= kMostBytes) return std::nullopt;
+  return Refusal{
+      fmt::format("rounded keys and values take {} bytes of workspace, as long as sequences may "
+                  "be; expected at most {}",
+                  bytes, kMostBytes)};
+}
+
 std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
   const auto bytes = static_cast<std::int64_t>(Sm90Forward::scratch_bytes(spec, f));
   return part_bytes(bytes);
@@ -51,8 +96,9 @@ std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
 std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
                                                      const DeviceTraits& device) {
   if (auto refusal = refuses_recipe(f.problem.quant)) return refusal;
-  if (f.is_cached) return Refusal{"keys lie in a cache; expected tensors"};
-  if (auto refusal = refuses_many_rows(without_recipe(f), device)) return refusal;
+  if (f.is_cached)
+    if (auto refusal = refuses_cache(f)) return refusal;
+  if (auto refusal = refuses_many_rows(problem_of_rounded(f), device)) return refusal;
   if (auto refusal = refuses_head_dims(f, kMostHeadDim)) return refusal;
   const std::int64_t widest = std::max(f.head_dim_qk, f.head_dim_v);
   if (sums_codes(f.problem.quant) && f.problem.quant.hadamard && widest > kMostRotatedBesideSums) {
@@ -64,6 +110,7 @@ std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
   if (sums_codes(f.problem.quant) && f.problem.dropout.p > 0)
     return Refusal{"dropout beside quant.pv e4m3, whose row sums are of what is multiplied"};
   if (num_quantizing_ctas(f) > std::int64_t{0x7fffffff}) return Refusal{"more than 2^31 tiles"};
+  if (f.is_cached) return refuses_rounded_bytes(f);
   return std::nullopt;
 }
 
@@ -103,6 +150,9 @@ Sm90ForwardSpec Sm90ForwardQuantized::choose(const ForwardProblem& f, const Devi
   spec.tile_kv = kQuantizedTile;
   spec.tile_q = 2 * kRowsOfGroup;  // with three groups scales and units of codes spill
   spec.num_warps = 4 * 3;
+  if (!f.is_cached) return spec;
+  spec.k_codes = codes_of(f.problem.k.dtype);
+  spec.v_codes = codes_of(f.problem.v.dtype);
   return spec;
 }
 
@@ -114,21 +164,56 @@ std::vector<Sm90ForwardSpec> Sm90ForwardQuantized::alternatives(const ForwardPro
   return {deeper};
 }
 
+bool Sm90ForwardQuantized::reads(const AttentionForward& args, const GrownCache* cache) {
+  if (cache == nullptr) return Sm90Forward::reads(args, cache);
+  const Operands tensors(args, cache);
+  const bool stores = args.out.dtype() != Dtype::f32;
+  return have_tensor_maps({&tensors.q}) && is_aligned(tensors.k) && is_aligned(tensors.v) &&
+         (!stores || have_tensor_maps({&tensors.out}));
+}
+
 std::size_t Sm90ForwardQuantized::scratch_bytes(const Sm90ForwardSpec& spec,
                                                 const ForwardProblem& f) {
   return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec), f);
 }
 
+namespace {
+
+/// All but what quantisers make; the kernel itself looks a key up in the cache only where it was not rounded.
+Sm90Launch launch_over_cache(const ForwardProblem& f, const ForwardPlan& plan,
+                             const AttentionForward& args, const GrownCache& cache, void* workspace,
+                             const TensorMapEncoder& encode) {
+  const auto& spec = plan.spec.as<Sm90ForwardSpec>();
+  Sm90Launch launch = persistent_launch(spec, f, plan, args, &cache, workspace);
+  if (launch.num_ctas == 0) return launch;
+  const Operands tensors(args, &cache);
+  const std::int32_t panel = sm90_panel_elements(spec);
+  launch.params.q = tensor_map(encode, tensors.q, kRowsOfGroup, panel);
+  if (f.problem.out.dtype != Dtype::f32)
+    launch.params.out = tensor_map(encode, tensors.out, kRowsOfGroup, panel);
+  launch.params.k_scale = scale_param(cache.cache.k_scale);
+  launch.params.v_scale = scale_param(cache.cache.v_scale);
+  return launch;
+}
+
+}  // namespace
+
 Sm90Launch Sm90ForwardQuantized::prepare(const ForwardProblem& f, const ForwardPlan& plan,
                                          const AttentionForward& args, const GrownCache* cache,
                                          void* workspace, const TensorMapEncoder& encode) {
-  Sm90Launch launch = Sm90Forward::prepare(f, plan, args, cache, workspace, encode);
-  if (launch.num_ctas == 0) return launch;
   const auto& spec = plan.spec.as<Sm90ForwardSpec>();
+  Sm90Launch launch = cache == nullptr
+                          ? Sm90Forward::prepare(f, plan, args, cache, workspace, encode)
+                          : launch_over_cache(f, plan, args, *cache, workspace, encode);
+  if (launch.num_ctas == 0) return launch;
   launch.quantize = quantize_kv_launch(quantize_kv_spec(spec), f, launch.common.params,
                                        static_cast<std::byte*>(workspace) + codes_at(spec, f));
   launch.params.k = map_of_key_codes(encode, launch.quantize);
   launch.params.quantized = launch.quantize.params.k.beside;
+  if (cache != nullptr) launch.quantize.take_cache(launch.common.params, cache->cache);
+  if (cache != nullptr && !spec.sums_codes)
+    launch.params.v =
+        map_of_kept_values(encode, launch.quantize, spec.tile_kv, sm90_panel_elements(spec));
   if (!spec.sums_codes) return launch;
   launch.params.v = map_of_value_codes(encode, launch.quantize);
   launch.params.values = launch.quantize.params.v.beside;

@@ -20,7 +20,10 @@ struct Sm90ForwardQuantized : Sm90Forward {
   static std::string why_slower(const ForwardProblem& problem);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);
   static std::vector<Spec> alternatives(const ForwardProblem& problem, const DeviceTraits& device);
-  /// That of Sm90Forward, then codes of Q and K with what is beside them.
+  static bool reads(const AttentionForward& args, const GrownCache* cache);
+  static constexpr decltype(Candidate::reads) kReads = reads;
+  /// That of Sm90Forward, then codes of K, of V where the recipe has such, with what is beside them. Over a cache V is
+  /// there in either case.
   static std::size_t scratch_bytes(const Spec& spec, const ForwardProblem& problem);
   static Sm90Launch prepare(const ForwardProblem& problem, const ForwardPlan& plan,
                             const AttentionForward& args, const GrownCache* cache, void* workspace,

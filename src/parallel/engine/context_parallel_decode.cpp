@@ -68,6 +68,7 @@ void check(const AttentionDecode& args, const Communicator& ranks) {
       "cache has slots, left padding or pages by offsets; expected page_table and seqlens alone");
   refuse(!!args.cu_seqlens_q || !!args.append.cu_seqlens,
          "q or append is packed; expected as many tokens of every sequence");
+  refuse(!args.quant.is_none(), "quant is given; expected none where keys are dealt over ranks");
   refuse(static_cast<bool>(args.shared_prefix),
          "shared_prefix is given; its pages lie on all ranks");
   refuse(cache.k_scale || cache.v_scale,

@@ -11,6 +11,7 @@
 #include "cuda/forward/quantize_kv.hpp"
 #include "cuda/forward/sm80_quantized.hpp"
 #include "cuda/forward/sm90_quantized.hpp"
+#include "problem/decode.hpp"
 #include "problem/forward.hpp"
 #include "support/plan_without.hpp"
 
@@ -128,6 +129,70 @@ INSTANTIATE_TEST_SUITE_P(
               .head_dim = 128,
               .spill_bytes = 40,
               .score = "score - 0.01 * float(abs(kv_idx - q_idx))"}),
+    [](const auto& each) { return std::string(each.param.name); });
+
+struct CacheShape {
+  const char* name;
+  Dtype k, v;
+  std::int64_t head_dim;
+  const char* quant;
+  int spill_bytes = 0;
+  std::int64_t page_size = 16;
+};
+
+void PrintTo(const CacheShape& shape, std::ostream* out) { *out << shape.name; }
+
+ForwardPlan plan_over_cache(const CacheShape& shape) {
+  Problem problem;
+  problem.q = make_spec(Dtype::bf16, std::array<std::int64_t, 4>{2, 512, 32, shape.head_dim});
+  problem.k = make_spec(shape.k, std::array<std::int64_t, 4>{2, 32768, 8, shape.head_dim});
+  problem.v = make_spec(shape.v, std::array<std::int64_t, 4>{2, 32768, 8, shape.head_dim});
+  problem.out = problem.q;
+  problem.mask = causal();
+  problem.quant = parse_quantization(shape.quant);
+  const CacheLayout cache{.page_size = shape.page_size, .has_aligned_rows = true};
+  return choose_forward(validate_decode_problem(problem, cache, "test"), typical_device(9, 0));
+}
+
+class QuantizedCacheSpecs : public ::testing::TestWithParam<CacheShape> {};
+
+/// What looks a key up in the cache stands where rows are not finite; the places of row tiles, which have lengths of
+/// their own, take registers of the loops beside codes of P, as those of packed sequences do.
+TEST_P(QuantizedCacheSpecs, SpillNothingInLoops) {
+  if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
+  const ForwardPlan plan = plan_over_cache(GetParam());
+  ASSERT_EQ(plan.candidate, Sm90ForwardQuantized::kName);
+  for (const PlannedKernel& kernel : planned_kernels(plan)) {
+    const jit::Cubin cubin = compiled(kernel.text, {.major = 9, .minor = 0});
+    // Of what rounds, before and behind its loads.
+    EXPECT_LE(cubin.report.spill_bytes,
+              kernel.role == KernelRole::main ? GetParam().spill_bytes : 40)
+        << kernel.text.label;
+    EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
+    if (kernel.role != KernelRole::main) continue;
+    const auto code = machine_code(cubin);
+    if (!code) GTEST_SKIP() << "compiled, but not looked at: no nvdisasm";
+    const int scores = plan.spec->head_dim_qk / 32;
+    for (const int steps : {1, 2}) {
+      const auto loops = loops_with(*code, "IGMMA.", steps * scores);
+      ASSERT_FALSE(loops.empty());
+      EXPECT_EQ(count(loops[0], "YIELD"), 0);
+      const bool is_tight = plan.quant.pv != QuantFormat::none && GetParam().head_dim == 128;
+      EXPECT_LE(count(loops[0], "LDL") + count(loops[0], "STL"), !is_tight    ? 0
+                                                                 : steps == 1 ? 4
+                                                                              : 32);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, QuantizedCacheSpecs,
+    ::testing::Values(CacheShape{"fast_int8_128", Dtype::i8, Dtype::i8, 128, "fast", 364},
+                      CacheShape{"fast_e4m3_128", Dtype::e4m3, Dtype::e4m3, 128, "fast", 344, 0},
+                      CacheShape{"fast_int8_64", Dtype::i8, Dtype::i8, 64, "fast", 116},
+                      CacheShape{"accurate_int8_128", Dtype::i8, Dtype::i8, 128, "accurate"},
+                      CacheShape{"accurate_e4m3_64", Dtype::e4m3, Dtype::e4m3, 64, "accurate"},
+                      CacheShape{"fast_bf16_128", Dtype::bf16, Dtype::bf16, 128, "fast", 364}),
     [](const auto& each) { return std::string(each.param.name); });
 
 struct Sm80Shape {

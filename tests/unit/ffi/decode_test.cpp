@@ -329,8 +329,9 @@ TEST(CDecode, RefusalsNameTheArgument) {
        "fovea_attention_decode: forward: row_max is given; expected none over a cache"},
       {[](CacheCall& c) { c.forward.dropout.p = 0.5F; },
        "fovea_attention_decode: forward: dropout is given; expected none over a cache"},
-      {[](CacheCall& c) { c.forward.quant = "fast"; },
-       "fovea_attention_decode: forward: quant is given; expected none over a cache"},
+      {[](CacheCall& c) { c.forward.quant = "fp8_static"; },
+       "attention_decode: quant is fp8_static, whose scales the call gives; expected a recipe of "
+       "measured scales over a cache"},
       {[](CacheCall& c) { c.args.is_interleaved = 2; },
        "fovea_attention_decode: is_interleaved: is 2; expected 0 to 1"},
       {[](CacheCall& c) { c.args.seqlens = nullptr; },

@@ -140,6 +140,33 @@ TEST(DecodeDoor, RefusesBeforeAnythingIsWritten) {
   }
 }
 
+/// CPUs have no kernel for them.
+TEST(DecodeDoor, RecipesThatNothingRunsAreRefusedByName) {
+  CacheMemory memory(small_case());
+  AttentionDecode args = memory.args();
+  args.quant = parse_quantization("fast");
+  const auto message_of = [&](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const Unsupported& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const std::string got = message_of([&] { attention_decode(args); });
+  EXPECT_NE(got.find("keys lie in a cache; expected tensors"), std::string::npos) << got;
+  EXPECT_TRUE(memory.out.is_unchanged());
+  args.shared_prefix.seqlen = 1;
+  EXPECT_EQ(refusal([&] { attention_decode(args); }),
+            "attention_decode: quant is fast beside a shared prefix; expected none: means and "
+            "references would be those of parts of the keys");
+  args.shared_prefix = {};
+  args.quant = parse_quantization("fp8_static");
+  EXPECT_EQ(refusal([&] { attention_decode(args); }),
+            "attention_decode: quant is fp8_static, whose scales the call gives; expected a recipe "
+            "of measured scales over a cache");
+}
+
 std::size_t num_plans(Runtime& runtime) {
   return std::get<Runtime::Impl::Cache<Plan>>(runtime.impl().caches).size();
 }

@@ -23,6 +23,7 @@
 // Bound: memory, 3 bytes an element.
 #pragma once
 
+#include "common/cache_tiles.cuh"
 #include "common/element_pair.cuh"
 #include "common/hadamard.cuh"
 #include "common/head_tiles.cuh"
@@ -50,6 +51,30 @@ requires(spec.takes_codes) struct StoredElement<spec> {
 template <QuantizeKvSpec spec>
 using StoredOf = typename StoredElement<spec>::Type;
 
+/// Where K, or V, lies: in a tensor, or in a cache as these codes.
+template <QuantizeKvSpec spec, Codes codes, bool is_cached = spec.is_cached>
+struct OperandRows {
+  using Tiles = HeadTiles<spec.is_packed, StoredOf<spec>>;
+  using Rows = HeadRows<StoredOf<spec>>;
+
+  FOVEA_DEVICE Tiles tiles(const RowsToRound& p) {
+    return tiles_of<spec.is_packed, StoredOf<spec>>(p);
+  }
+};
+template <QuantizeKvSpec spec, Codes codes>
+struct OperandRows<spec, codes, true> {
+  static_assert(!spec.is_packed && !spec.takes_codes && !spec.reads_elements);
+  using Tiles = CacheTiles<spec, codes>;
+  using Rows = CacheRows<spec, codes>;
+
+  const ForwardParams& cache;
+  const ScaleParam& scales;
+
+  FOVEA_DEVICE_MEMBER Tiles tiles(const RowsToRound& p) const {
+    return {cache, p.x, scales, p.num_tiles};
+  }
+};
+
 /// What numbers are multiplied by to become codes: they may be codes already.
 template <QuantizeKvSpec spec>
 FOVEA_DEVICE float factor_of_codes(float scale) {
@@ -68,6 +93,7 @@ struct QuantizeK {
   static constexpr int kSampledKeys = 64;
 
   const QuantizeKParams& p;
+  const OperandRows<spec, spec.k_codes> source{};
   const ptx::SharedAddress smem = ptx::dynamic_shared();
   const int thread = ptx::thread_idx().x;
   const int warp = ptx::warp_idx();
@@ -75,12 +101,11 @@ struct QuantizeK {
   const int channel = lane % kLanes * 8;  // the first of this thread's
 
   static constexpr bool kIsGiven = spec.rounding == Rounding::given;
-  using Stored = StoredOf<spec>;
   static constexpr Codes kCodes = qk_codes(spec.rounding);
   static_assert(!spec.writes_numbers || spec.rounding == Rounding::rows, "numbers of int8");
 
-  using Tiles = HeadTiles<spec.is_packed, Stored>;
-  using Rows = HeadRows<Stored>;
+  using Tiles = typename OperandRows<spec, spec.k_codes>::Tiles;
+  using Rows = typename OperandRows<spec, spec.k_codes>::Rows;
 
   /// Of a kernel before the one that rounds, with a CTA for each sequence and head.
   FOVEA_DEVICE_MEMBER void run_mean(std::int32_t number) const {
@@ -91,7 +116,8 @@ struct QuantizeK {
   /// The tile of this number, among those of all sequences and heads.
   FOVEA_DEVICE_MEMBER void run(std::int32_t number) const {
     const HeadTile tile = keys().tile(number);
-    if (tile.begin < keys().length(tile.sequence)) round(tile);
+    const Rows rows = keys().rows(tile.sequence, tile.head);
+    if (tile.begin < rows.count) round(tile, rows);
   }
 
   // ---- rows in registers, of Q too (quantize_q.cuh) ----
@@ -169,7 +195,7 @@ struct QuantizeK {
   }
 
  private:
-  FOVEA_DEVICE_MEMBER Tiles keys() const { return tiles_of<spec.is_packed, Stored>(p); }
+  FOVEA_DEVICE_MEMBER Tiles keys() const { return source.tiles(p); }
 
   // ---- the mean of keys: of a sample, or of all ----
 
@@ -256,8 +282,7 @@ struct QuantizeK {
 
   // ---- codes ----
 
-  FOVEA_DEVICE_MEMBER void round(const HeadTile& tile) const {
-    const Rows rows = keys().rows(tile.sequence, tile.head);
+  FOVEA_DEVICE_MEMBER void round(const HeadTile& tile, const Rows& rows) const {
     Chunks chunks;
     load_tile(rows, tile.begin, chunks);
     EightNumbers mean;

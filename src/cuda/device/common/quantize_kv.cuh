@@ -13,31 +13,49 @@
 
 namespace fovea::cuda {
 
+/// What kernels of this spec take.
+template <QuantizeKvSpec spec, bool is_cached = spec.is_cached>
+struct QuantizeParams {
+  using Type = QuantizeKvParams;
+  FOVEA_DEVICE OperandRows<spec, spec.k_codes> keys(const Type&) { return {}; }
+  FOVEA_DEVICE OperandRows<spec, spec.v_codes> values(const Type&) { return {}; }
+};
 template <QuantizeKvSpec spec>
-FOVEA_DEVICE void mean_of_keys(const QuantizeKvParams& p) {
+struct QuantizeParams<spec, true> {
+  using Type = QuantizeCacheParams;
+  FOVEA_DEVICE OperandRows<spec, spec.k_codes> keys(const Type& p) { return {p.cache, p.k_scale}; }
+  FOVEA_DEVICE OperandRows<spec, spec.v_codes> values(const Type& p) {
+    return {p.cache, p.v_scale};
+  }
+};
+
+template <QuantizeKvSpec spec>
+FOVEA_DEVICE void mean_of_keys(const typename QuantizeParams<spec>::Type& p) {
+  using Params = QuantizeParams<spec>;
   ptx::griddepcontrol_launch_dependents();  // they wait for the mean
   std::int32_t number = ptx::block_idx().x;
   if constexpr (looks_at_values(spec)) {
     const std::int32_t num_heads = p.k.num_heads_kv * p.k.num_sequences;
-    if (number < num_heads) return QuantizeV<spec>{p.v}.run_look(number);
+    if (number < num_heads) return QuantizeV<spec>{p.v, Params::values(p)}.run_look(number);
     number -= num_heads;
   }
-  QuantizeK<spec>{p.k}.run_mean(number);
+  QuantizeK<spec>{p.k, Params::keys(p)}.run_mean(number);
 }
 
 template <QuantizeKvSpec spec>
-FOVEA_DEVICE void quantize_kv(const QuantizeKvParams& p) {
+FOVEA_DEVICE void quantize_kv(const typename QuantizeParams<spec>::Type& p) {
+  using Params = QuantizeParams<spec>;
   ptx::griddepcontrol_launch_dependents();
   std::int32_t number = ptx::block_idx().x;
   if constexpr (spec.head_dim_v > 0) {
-    if (number < p.num_tiles_of_v) return QuantizeV<spec>{p.v}.run(number);
+    if (number < p.num_tiles_of_v) return QuantizeV<spec>{p.v, Params::values(p)}.run(number);
     number -= p.num_tiles_of_v;
   }
   if constexpr (spec.rounds_q) {
     if (number < p.num_tiles_of_q) return QuantizeQ<spec>{p.q, {p.k}}.run(number);
     number -= p.num_tiles_of_q;
   }
-  QuantizeK<spec>{p.k}.run(number);
+  QuantizeK<spec>{p.k, Params::keys(p)}.run(number);
 }
 
 }  // namespace fovea::cuda

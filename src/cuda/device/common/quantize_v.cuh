@@ -49,21 +49,21 @@ struct QuantizeV {
   static constexpr int kSteps = kQuads * kOctets / kQuantizeThreads;
 
   const QuantizeVParams& p;
+  const OperandRows<spec, spec.v_codes> source{};
   const ptx::SharedAddress smem = ptx::dynamic_shared();
   const int thread = ptx::thread_idx().x;
   const int warp = ptx::warp_idx();
   const int octet = thread % kOctets;
 
   using Block = ptx::U32x4[kKeys];  // four keys of eight channels
-  using Stored = StoredOf<spec>;
-  using Rows = HeadRows<Stored>;
+  using Rows = typename OperandRows<spec, spec.v_codes>::Rows;
   static constexpr bool kHasChannelScales = has_channel_scales(spec);
 
   /// Of a kernel before the one that rounds, with a CTA for each sequence and head.
   FOVEA_DEVICE_MEMBER void run_look(std::int32_t number) const {
     const std::int32_t sequence = number / p.num_heads_kv,
                        head = number - sequence * p.num_heads_kv;
-    const Rows rows = tiles_of<spec.is_packed, Stored>(p).rows(sequence, head);
+    const Rows rows = source.tiles(p).rows(sequence, head);
     if constexpr (spec.smooths_v) {
       look_for_mean(rows, sequence, head);
     } else {
@@ -73,7 +73,7 @@ struct QuantizeV {
 
   /// The tile of this number, among those of all sequences and heads.
   FOVEA_DEVICE_MEMBER void run(std::int32_t number) const {
-    const HeadTiles<spec.is_packed, Stored> tiles = tiles_of<spec.is_packed, Stored>(p);
+    const auto tiles = source.tiles(p);
     const HeadTile tile = tiles.tile(number);
     const Rows rows = tiles.rows(tile.sequence, tile.head);
     if (tile.begin < rows.count) round(tile, rows, number);
@@ -239,6 +239,7 @@ struct QuantizeV {
     Block blocks[kSteps];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) load(rows, tile.begin, quad_of(step), blocks[step]);
+    if constexpr (spec.keeps_v) return keep(tile, rows.count, blocks);
     const Taken taken = taken_from(tile, rows);
     if constexpr (spec.centers_v) return write_centered(tile, blocks, taken);
     if constexpr (spec.rounding != Rounding::rows)
@@ -425,9 +426,11 @@ struct QuantizeV {
 
   /// Of the tile's keys.
   FOVEA_DEVICE_MEMBER void store(const HeadTile& tile, int key, const EightNumbers& x) const {
+    store(tile, key, elements_of<spec.element>(x));
+  }
+  FOVEA_DEVICE_MEMBER void store(const HeadTile& tile, int key, const ptx::U32x4& elements) const {
     const std::int64_t row = tile.row + tile.begin + key;
-    ptx::st_global(reinterpret_cast<ptx::U32x4*>(p.numbers + row * kHeadDim + 8 * octet),
-                   elements_of<spec.element>(x));
+    ptx::st_global(reinterpret_cast<ptx::U32x4*>(p.numbers + row * kHeadDim + 8 * octet), elements);
   }
 
   /// What is not finite stays as it is; others are codes times the scale, and what was taken off.
@@ -445,6 +448,19 @@ struct QuantizeV {
       number = numbers.x[d];
       if constexpr (spec.smooths_v) number = ptx::add_rn(number, taken.mean[first + d]);
       number = limited<spec.element>(number);
+    }
+  }
+
+  /// V as elements, as it came.
+  FOVEA_DEVICE_MEMBER void keep(const HeadTile& tile, std::int32_t num_rows,
+                                const Block (&blocks)[kSteps]) const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < kKeys; ++i) {
+        const int key = key_of_byte(kKeys * quad_of(step) + i);
+        if (tile.begin + key < num_rows) store(tile, key, blocks[step][i]);
+      }
     }
   }
 

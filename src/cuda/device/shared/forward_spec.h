@@ -119,12 +119,16 @@ struct Sm90ForwardSpec : ForwardSpec {
   bool sums_codes = false;
   bool rotates = false;    // rows of Q and K, before they are rounded
   bool smooths_v = false;  // codes of V are without its mean
-  // Of a cache; none: elements of q's dtype. Both or neither. Threads that load them make numbers of them
-  // (loads_by_cp_async, for Q is copied so then).
+  // Of a cache; none: elements of q's dtype. Threads that load them make numbers of them, of both (loads_by_cp_async,
+  // for Q is copied so then); or, where codes are multiplied, a kernel before this one has rounded them anew.
   Codes k_codes = Codes::none;
   Codes v_codes = Codes::none;
 
-  constexpr bool has_codes() const { return k_codes != Codes::none; }
+  constexpr bool has_codes() const { return k_codes != Codes::none && !multiplies_codes; }
+  /// K, and V, lie in workspace, those of each sequence from row 0 on, wherever the cache has them.
+  constexpr bool has_rounded_cache() const { return is_cached && multiplies_codes; }
+  /// Tiles are copied from pages.
+  constexpr bool copies_pages() const { return is_paged && !has_rounded_cache(); }
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
 
@@ -437,7 +441,8 @@ constexpr std::int32_t sm90_num_warps(const Sm90ForwardSpec& spec, std::int32_t 
 /// Words for pages of keys: by TMA one of each box, by threads one of each row, for the kv tiles that values, keys and
 /// look-ups are at.
 constexpr std::int32_t sm90_page_words(const Sm90ForwardSpec& spec) {
-  if (!spec.is_paged || spec.has_codes()) return 0;  // of codes a lane keeps the page of its row
+  if (!spec.copies_pages() || spec.has_codes())
+    return 0;  // of codes a lane keeps the page of its row
   return spec.loads_by_cp_async ? 3 * spec.tile_kv : spec.tile_kv / 8;
 }
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "shared/element.h"
+#include "shared/forward_params.h"
 #include "shared/quantize_k.h"
 #include "shared/quantize_q.h"
 #include "shared/quantize_v.h"
 #include "shared/rounding.h"
+#include "shared/tensor_params.h"
 #include "shared/types.h"
 
 namespace fovea::cuda {
@@ -31,6 +33,11 @@ struct QuantizeKvSpec {
   bool centers_v = false;  // and nothing else is done to it: elements in the place of codes
   // Operands are codes of e4m3 already, which go to their places: Rounding::given, element bf16.
   bool takes_codes = false;
+  // K and V lie in a cache, each as such codes, none: as elements. Kernels take QuantizeCacheParams then. `keeps_v`: V
+  // is not rounded, and goes to its place as elements.
+  bool is_cached = false, is_paged = false, has_packed_q = false;
+  Codes k_codes = Codes::none, v_codes = Codes::none;
+  bool keeps_v = false;
 
   bool operator==(const QuantizeKvSpec&) const = default;
 };
@@ -49,7 +56,7 @@ constexpr bool looks_at_values(const QuantizeKvSpec& spec) {
 
 /// Elements, in the place of codes.
 constexpr bool writes_values(const QuantizeKvSpec& spec) {
-  return spec.head_dim_v > 0 && (spec.writes_numbers || spec.centers_v);
+  return spec.head_dim_v > 0 && (spec.writes_numbers || spec.centers_v || spec.keeps_v);
 }
 
 struct QuantizeKvParams {
@@ -58,6 +65,12 @@ struct QuantizeKvParams {
   QuantizeQParams q;
   // Of all sequences and heads, 0 where the operand is not rounded here: CTAs of Q, of V, then of K.
   std::int32_t num_tiles_of_q, num_tiles_of_v;
+};
+
+/// Where K and V lie in a cache: its call, and the scales of its codes.
+struct QuantizeCacheParams : QuantizeKvParams {
+  ForwardParams cache;
+  ScaleParam k_scale, v_scale;
 };
 
 constexpr std::int32_t quantize_shared_bytes(const QuantizeKvSpec& spec) {

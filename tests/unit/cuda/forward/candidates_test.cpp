@@ -377,6 +377,44 @@ TEST(ForwardCandidates, CodesBecomeNumbersBeforeAttentionWhereThereIsRoom) {
             "expected at most 1073741824");
 }
 
+/// Whatever the cache holds, K and V are rounded anew, into workspace: two bytes for a key's pair of columns in `fast`.
+TEST(ForwardCandidates, RecipesRoundWhatCachesHold) {
+  const auto plan_for = [](const char* recipe, const Shape& shape, const CacheLayout& cache,
+                           Dtype codes = Dtype::i8, int major = 9) {
+    ForwardProblem f = coded_problem(shape, cache, codes);
+    f.problem.quant = parse_quantization(recipe);
+    return choose_forward(f, typical_device(major, 0));
+  };
+  const CacheLayout pages{.page_size = 11, .has_left_padding = true, .has_aligned_rows = true};
+  for (const Dtype codes : {Dtype::i8, Dtype::e4m3, Dtype::bf16}) {
+    const ForwardPlan plan = plan_for("fast", {}, pages, codes);
+    EXPECT_EQ(plan.candidate, kQuantized) << name(codes);
+    const PlannedKernels kernels = planned_kernels(plan);
+    EXPECT_EQ(std::ranges::count(kernels, KernelRole::quantize, &PlannedKernel::role), 1);
+    EXPECT_EQ(std::ranges::count(kernels, KernelRole::numbers, &PlannedKernel::role), 0);
+    EXPECT_GE(plan.workspace_bytes, std::size_t{2} * 2 * 1024 * 8 * 128);
+    EXPECT_LT(plan.workspace_bytes, std::size_t{2} * 2 * 1024 * 8 * 128 * 11 / 10);
+  }
+  // V stays in 16 bits, and goes to workspace with K.
+  EXPECT_GE(plan_for("accurate", {}, pages).workspace_bytes, std::size_t{2} * 3 * 1024 * 8 * 128);
+  const auto reason = [&](const Shape& shape, const CacheLayout& cache, Dtype codes = Dtype::i8) {
+    return reason_of(plan_for("fast", shape, cache, codes), kQuantized);
+  };
+  EXPECT_EQ(reason({.seqlen_q = 1}, pages),
+            "1 rows share a kv head; expected more than 64, fewer leave most of a tile of one head "
+            "empty");
+  EXPECT_EQ(reason({.head_dim_qk = 68}, pages), "head_dim_qk is 68; expected a multiple of 8");
+  EXPECT_EQ(reason({}, pages, Dtype::f16), "k is f16 and q is bf16; expected that, or codes");
+  EXPECT_EQ(reason({}, {.page_size = 16}),
+            "rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them");
+  EXPECT_EQ(reason({.seqlen_kv = 1 << 20}, pages),
+            "rounded keys and values take 4299694080 bytes of workspace, as long as sequences may "
+            "be; expected at most 4294967296");
+  const ForwardPlan elsewhere = plan_for("fast", {}, pages, Dtype::i8, 10);
+  EXPECT_EQ(elsewhere.candidate, "");
+  EXPECT_EQ(reason_of(elsewhere, kSm80Quantized), "keys lie in a cache; expected tensors");
+}
+
 TEST(ForwardCandidates, OldDevicesAreRefusedByAll) {
   const ForwardPlan plan = chosen(Shape{}, 7, 0);
   EXPECT_EQ(plan.candidate, "");

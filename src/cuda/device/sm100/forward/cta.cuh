@@ -49,6 +49,8 @@ struct Traits<spec> {
   static constexpr int kLoaders = 1;
   static constexpr WalkOrder kWalkOrder = WalkOrder::falling;
   static constexpr bool kHasRoundedTiles = false;
+  static constexpr bool kHasRoundedCache = false;
+  static constexpr bool kCopiesPages = spec.is_paged;
   /// Whoever finds row tiles in sequences of all lengths has more to keep.
   static constexpr int kServiceRegisters = kPostsPlace ? 56 : 40;
   static constexpr int kRowRegisters = kPostsPlace ? 224 : 232;

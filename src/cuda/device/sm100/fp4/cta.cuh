@@ -40,6 +40,8 @@ struct Traits<spec> {
   /// The order of the recipe: codes of P are relative to the greatest score so far.
   static constexpr WalkOrder kWalkOrder = WalkOrder::rising;
   static constexpr bool kHasRoundedTiles = true;
+  static constexpr bool kHasRoundedCache = false;
+  static constexpr bool kCopiesPages = false;
   static constexpr int kServiceRegisters = 72;  // who loads finds records
   static constexpr int kRowRegisters = 216;
   static constexpr bool kGroupsShareScores = true;

@@ -15,8 +15,10 @@
 #pragma once
 
 #include "common/bits.cuh"
+#include "common/cache_tiles.cuh"
 #include "common/code_units.cuh"
 #include "common/element.cuh"
+#include "common/element_pair.cuh"
 #include "common/float_constants.cuh"
 #include "common/row_view.cuh"
 #include "ptx/math.cuh"
@@ -60,7 +62,7 @@ struct CodeScores<spec, true> {
     const QuantizedParams& keys = warp.cta.p.quantized;
     const Work work = warp.work_of(tile);  // once a row tile: its division by the group is slow
     const SequencePlace place = warp.cta.place_of(tile);
-    const std::int32_t pair = Cta<spec>::map_batch(tile) * common.num_heads_kv + work.kv_head;
+    const std::int32_t pair = Cta<spec>::rounded_batch(tile) * common.num_heads_kv + work.kv_head;
     first_tile = place.seqlen_kv == 0
                      ? kNoTiles
                      : pair * keys.num_tiles + Cta<spec>::first_tile_of_codes(tile, place);
@@ -202,6 +204,8 @@ struct CodeScores<spec, true> {
     const std::int32_t kv_idx = least(key, sequence.seqlen_kv - 1);
     const std::int64_t q_at = sequence.q_batch * p.q.batch_stride + row.q_head * p.q.head_stride +
                               (sequence.q_row + q_idx) * p.q.row_stride;
+    if constexpr (T::kHasRoundedCache)
+      return product_with_cached(tile, row.work.kv_head, q_at, kv_idx);
     const std::int64_t k_at = Cta<spec>::map_batch(tile) * p.k.batch_stride +
                               row.work.kv_head * p.k.head_stride +
                               (warp.cta.place_of(tile).kv_row + kv_idx) * p.k.row_stride;
@@ -210,6 +214,25 @@ struct CodeScores<spec, true> {
     for (std::int32_t d = 0; d < p.head_dim_qk; ++d) {
       sum = ptx::fma_rn(load_element(p.q.data, spec.element, q_at + d),
                         load_element(p.k.data, spec.element, k_at + d), sum);
+    }
+    return sum;
+  }
+
+  /// Of the row of q that begins there, and a key as the cache has it.
+  FOVEA_DEVICE_MEMBER float product_with_cached(const RowTile& tile, std::int32_t kv_head,
+                                                std::int64_t q_at, std::int32_t kv_idx) const {
+    const Sm90ForwardParams& p = warp.cta.p;
+    Sequence sequence{};
+    sequence.kv_batch = sequence.idx = tile.batch;
+    sequence.kv_row = warp.cta.place_of(tile).kv_row;
+    find_slot<spec>(p.common, sequence);
+    const auto key = CacheRow<spec.element, spec.k_codes>::of(
+        p.common.k, p.k_scale, place_of_key<spec>(p.common, sequence, kv_idx), tile.batch, kv_head);
+    float sum = 0;
+#pragma unroll 1
+    for (std::int32_t d = 0; d < p.common.head_dim_qk; ++d) {
+      sum = ptx::fma_rn(load_element(p.common.q.data, spec.element, q_at + d),
+                        low_of<spec.element>(key.bits(d)), sum);
     }
     return sum;
   }

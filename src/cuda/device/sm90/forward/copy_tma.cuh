@@ -45,7 +45,7 @@ class TmaCopies {
   /// The page that this lane's box of a kv tile lies in; -1, which TMA takes for outside: there are no keys.
   FOVEA_DEVICE_MEMBER std::int32_t look_up(const SequencePlace& place, std::int32_t batch,
                                            VisitedTile tile) const {
-    if constexpr (!spec.is_paged) return 0;
+    if constexpr (!T::kCopiesPages) return 0;
     const ForwardParams& c = cta_.p.common;
     const std::int32_t row = cta_.lane * cta_.p.rows_per_box;
     const std::int32_t key = tile.idx * spec.tile_kv + row;
@@ -74,13 +74,13 @@ class TmaCopies {
   FOVEA_DEVICE_MEMBER void keys(int stage, const KvRows& kv, ptx::U32x2 posted) const {
     if (ptx::elect_one()) {
       ptx::st_shared(cta_.kv_tile_at(stage), posted);
-      if constexpr (!spec.is_paged) {
+      if constexpr (!T::kCopiesPages) {
         copy<typename T::KTile>(cta_.k_at(stage), cta_.p.k, cta_.barrier(T::kAt.k_full, stage),
-                                {0, kv.first_row + kv.idx * spec.tile_kv, kv.kv_head, kv.batch},
+                                {0, first_row(kv), kv.kv_head, list_of(kv)},
                                 ptx::CachePolicy::evict_last);
       }
     }
-    if constexpr (spec.is_paged)
+    if constexpr (T::kCopiesPages)
       copy_pages<typename T::KTile>(cta_.k_at(stage), cta_.p.k, cta_.barrier(T::kAt.k_full, stage),
                                     kv);
   }
@@ -111,22 +111,31 @@ class TmaCopies {
   }
 
   FOVEA_DEVICE_MEMBER void copy_values(int stage, const KvRows& kv, SharedAddress full) const {
-    if constexpr (spec.is_paged) {
+    if constexpr (T::kCopiesPages) {
       copy_pages<typename T::VTile>(cta_.v_at(stage), cta_.p.v, full, kv);
     } else if constexpr (spec.sums_codes) {
       if (ptx::elect_one()) copy_value_codes(stage, kv, full);
     } else if (ptx::elect_one()) {
       copy<typename T::VTile>(cta_.v_at(stage), cta_.p.v, full,
-                              {0, kv.first_row + kv.idx * spec.tile_kv, kv.kv_head, kv.batch},
+                              {0, first_row(kv), kv.kv_head, list_of(kv)},
                               ptx::CachePolicy::evict_last);
     }
+  }
+
+  /// Where a tile begins in the tensor that is copied, and in which of its lists: what was rounded of a cache lies by
+  /// sequences, each from its key 0 on.
+  FOVEA_DEVICE std::int32_t first_row(const KvRows& kv) {
+    return (T::kHasRoundedCache ? 0 : kv.first_row) + kv.idx * spec.tile_kv;
+  }
+  FOVEA_DEVICE std::int32_t list_of(const KvRows& kv) {
+    return T::kHasRoundedCache ? kv.sequence : kv.batch;
   }
 
   /// A tile of a sequence without keys lies outside, and arrives as zeros.
   FOVEA_DEVICE_MEMBER void copy_value_codes(int stage, const KvRows& kv, SharedAddress full) const {
     const std::int32_t row =
         kv.num_keys > 0 ? (kv.first_tile + kv.idx) * spec.head_dim_v : -spec.head_dim_v;
-    const std::int32_t at[4] = {0, row, kv.kv_head, kv.batch};
+    const std::int32_t at[4] = {0, row, kv.kv_head, list_of(kv)};
     ptx::mbarrier_arrive_expect_tx(full, spec.head_dim_v * spec.tile_kv);
     ptx::cp_async_bulk_tensor_load<4>(cta_.v_at(stage), tensor_map(cta_.p.v), at, full,
                                       ptx::CachePolicy::evict_last);
@@ -158,7 +167,7 @@ class TmaCopies {
                                              std::int32_t num_keys) const {
     constexpr int kChunks = spec.head_dim_v / T::kElement.of_chunk;
     const std::int32_t rows =
-        spec.is_paged ? -num_keys & (cta_.p.rows_per_box - 1) : spec.tile_kv - num_keys;
+        T::kCopiesPages ? -num_keys & (cta_.p.rows_per_box - 1) : spec.tile_kv - num_keys;
 #pragma unroll 1
     for (int at = cta_.lane; at < rows * kChunks; at += 32)
       ptx::st_shared(values.chunk(num_keys + at / kChunks, at % kChunks), ptx::U32x4{});

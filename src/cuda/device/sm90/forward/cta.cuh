@@ -67,9 +67,11 @@ struct Traits {
   /// Tiles of keys that another kernel has rounded are numbered, those of packed sequences in one list.
   static constexpr bool kHasRoundedTiles = spec.multiplies_codes;
   /// Where values end inside a tile of keys that TMA has loaded, what lies behind them is cleared. Packed, it is a
-  /// neighbour's, and may not be. Threads do not copy it.
+  /// neighbour's, and may not be. Threads do not copy it, and behind codes there are zeros.
   static constexpr bool kClearsValues =
-      !spec.loads_by_cp_async && (spec.is_cached || spec.is_split);
+      !spec.loads_by_cp_async && !spec.sums_codes && (spec.is_cached || spec.is_split);
+  static constexpr bool kHasRoundedCache = spec.has_rounded_cache();
+  static constexpr bool kCopiesPages = spec.copies_pages();
   /// O goes from registers to memory, in f32; else through shared memory.
   static constexpr bool kWritesSums = spec.is_split || spec.out_element == Element::f32;
   static constexpr ElementTraits kElement = element_traits(spec.element);
@@ -268,6 +270,11 @@ struct Cta : RoleWarp {
     return spec.is_varlen || spec.has_packed_q ? 0 : rows.batch;
   }
 
+  /// The list of its keys among those that another kernel has rounded.
+  FOVEA_DEVICE_MEMBER static std::int32_t rounded_batch(const RowTile& rows) {
+    return T::kHasRoundedCache ? rows.batch : map_batch(rows);
+  }
+
   /// The row tile as RowView has it: rows, but no keys.
   FOVEA_DEVICE_MEMBER Work work_of(const RowTile& tile) const {
     const SequencePlace place = place_of(tile);
@@ -289,7 +296,7 @@ struct Cta : RoleWarp {
   /// The first of its sequence's tiles of codes, among those of a head: packed sequences have one list of them.
   FOVEA_DEVICE_MEMBER static std::int32_t first_tile_of_codes(const RowTile& rows,
                                                               const SequencePlace& place) {
-    if constexpr (!T::kHasRoundedTiles || !spec.is_varlen) return 0;
+    if constexpr (!T::kHasRoundedTiles || T::kHasRoundedCache || !spec.is_varlen) return 0;
     return static_cast<std::int32_t>(first_packed_tile(rows.batch, place.kv_row));
   }
 

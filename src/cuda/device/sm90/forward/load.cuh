@@ -70,8 +70,8 @@ struct Load {
         const std::int32_t pages = next_pages;
         const bool has_next = visit(next);
         if (has_next) next_pages = copies.look_up(place, batch, next);
-        const KvRows kv = kv_rows(rows, place, tile, spec.is_paged ? pages : batch);
-        load_tile(rows, place, kv, tile, next, spec.is_paged ? next_pages : batch, has_next,
+        const KvRows kv = kv_rows(rows, place, tile, T::kCopiesPages ? pages : batch);
+        load_tile(rows, place, kv, tile, next, T::kCopiesPages ? next_pages : batch, has_next,
                   is_first, pending);
         if (!has_next) break;
         tile = next;

@@ -2,6 +2,7 @@
 // computed again makes of them. Read value_sums.cuh for the product.
 #pragma once
 
+#include "common/cache_tiles.cuh"
 #include "common/passes.cuh"
 #include "common/value_codes.cuh"
 #include "ptx/fence.cuh"
@@ -32,6 +33,16 @@ template <Sm90ForwardSpec spec>
 FOVEA_DEVICE std::uint32_t given_value(const Cta<spec>& cta, const KvRows& kv, int channel,
                                        int byte) {
   const BshdParam& v = cta.p.common.v;
+  if constexpr (Traits<spec>::kHasRoundedCache) {
+    Sequence sequence{};
+    sequence.kv_batch = kv.batch;
+    sequence.kv_row = kv.first_row;
+    const std::int32_t key = kv.idx * spec.tile_kv + key_of_byte(byte);
+    return CacheRow<spec.element, spec.v_codes>::of(v, cta.p.v_scale,
+                                                    place_of_key<spec>(cta.p.common, sequence, key),
+                                                    kv.sequence, kv.kv_head)
+        .bits(channel);
+  }
   const std::int64_t row = kv.first_row + kv.idx * spec.tile_kv + key_of_byte(byte);
   return ptx::ld_global(static_cast<const std::uint16_t*>(v.data) + kv.batch * v.batch_stride +
                         row * v.row_stride + kv.kv_head * v.head_stride + channel);
