@@ -570,8 +570,9 @@ typedef struct fovea_attention_decode_args {
                                                   num_heads_kv, head_dim], or with a page_table
                                                   [num_pages, page_size, num_heads_kv, head_dim];
                                                   f32, f16 or bf16 each, or codes: i8 or
-                                                  kDLFloat8_e4m3fn, with k_scale and v_scale. No row_max, dropout,
-                                                  cu_seqlens_kv. cu_seqlens_q makes q, out and lse
+                                                  kDLFloat8_e4m3fn, with k_scale and v_scale; quant is applied to the
+                                                  numbers of q's dtype that they are. No row_max, dropout,
+                                                  cu_seqlens_kv, scales of quant. cu_seqlens_q makes q, out and lse
                                                   packed: each sequence has queries of its own */
   const DLTensor* seqlens;      /* [batch] i32 or i64: rows in use before this call */
   const DLTensor* page_table;   /* [batch, max_pages] i32 or i64; NULL: contiguous */

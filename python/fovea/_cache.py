@@ -302,7 +302,8 @@ def decode(
     return_lse, out, lse
         As `attention`'s.
     **features
-        Others of `attention`'s: window, softcap, score_mod, mask_mod, sinks, ...
+        Others of `attention`'s: window, softcap, score_mod, mask_mod, sinks, ... On Hopper also quant, 'fast' or 'accurate': what the
+        cache holds, codes or numbers, is rounded anew for chunks of prompts.
 
     Returns
     -------

@@ -7,6 +7,7 @@
 #include "common/sequence.cuh"
 #include "ptx/base.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/warp.cuh"
 #include "shared/element.h"
 #include "shared/forward_params.h"
 #include "shared/quantize_k.h"
@@ -14,43 +15,119 @@
 
 namespace fovea::cuda {
 
-/// Keys of one sequence and head, in whichever pages or slot. `codes`: none, where they are elements.
+/// Eight elements of a row, or codes.
+template <Codes codes>
+struct EightOf {
+  using Words = ptx::U32x2;
+};
+template <>
+struct EightOf<Codes::none> {
+  using Words = ptx::U32x4;
+};
+
+/// Keys of one sequence and head, in whichever pages or slot. `codes`: none, where they are elements. Threads have many
+/// keys each: what they share of an address is in two pointers.
 template <auto spec, Codes codes>
 struct CacheRows {
   const ForwardParams& c;
   const BshdParam& from;
   const ScaleParam& scales;
-  Sequence sequence;
-  std::int32_t head, count;
+  const char* first;         // of the head, in the slot of the sequence or in page 0
+  const float* first_scale;  // likewise
+  std::int32_t kv_row, count;
+  std::int64_t pages;  // of the table or the list
+
+  FOVEA_DEVICE CacheRows of(const ForwardParams& c, const BshdParam& from, const ScaleParam& scales,
+                            const Sequence& sequence, std::int32_t head) {
+    const KvPlace place{spec.is_paged ? 0 : sequence.kv_batch, 0};
+    CacheRows rows{c,
+                   from,
+                   scales,
+                   nullptr,
+                   nullptr,
+                   static_cast<std::int32_t>(sequence.kv_row),
+                   sequence.seqlen_kv,
+                   sequence.kv_batch};
+    rows.first = static_cast<const char*>(from.data) + kBytes * place.in(from, head);
+    if constexpr (codes != Codes::none)
+      rows.first_scale = scale_at(scales, sequence.idx, place.batch, 0, head);
+    return rows;
+  }
 
   /// Eight numbers of a key, from this column on: zeros where there is no such key, and behind head_dim. Rows are
   /// aligned, of whole eights.
-  template <bool reads_elements = false>
+  template <bool reads_elements>
   FOVEA_DEVICE_MEMBER ptx::U32x4 eight(std::int64_t key, std::int32_t col, std::int32_t head_dim,
-                                       bool /*is_aligned*/ = true) const {
+                                       bool /*is_aligned*/) const {
     static_assert(!reads_elements, "rows of caches are read by eights");
     if (key >= count || col >= head_dim) return {};
-    const KvPlace place = place_of(static_cast<std::int32_t>(key));
-    const std::int64_t at = place.in(from, head) + col;
-    if constexpr (codes == Codes::none) {
-      return ptx::ld_global_nc(
-          reinterpret_cast<const ptx::U32x4*>(static_cast<const std::uint16_t*>(from.data) + at));
-    } else {
-      const auto words = ptx::ld_global_nc(
-          reinterpret_cast<const ptx::U32x2*>(static_cast<const std::uint8_t*>(from.data) + at));
-      const float scale =
-          ptx::ld_global(scale_at(scales, sequence.idx, place.batch, place.row, head));
-      return eight_numbers<spec.element>(CodesTimesScale<codes>(scale), words.x, words.y);
+    const Place place = place_of(kv_row + static_cast<std::int32_t>(key));
+    const char* const at = first + ptx::bit_cast<std::int64_t>(place.offset) + kBytes * col;
+    return numbers(ptx::ld_global(reinterpret_cast<const Words*>(at)), place.scale);
+  }
+
+  /// The same of the keys of a warp, where there are some, by all its lanes: `groups` side by side and n of each lane,
+  /// key_of(i, group) and put(i, eight). A lane looks for one: finds its page and asks for its scale. All codes are
+  /// asked for before any become numbers: a thread would wait for memory n times. The last key stands in for those that
+  /// there are not.
+  template <int n, int groups, class KeyOf, class Put>
+  FOVEA_DEVICE_MEMBER void eights(const KeyOf& key_of, std::int32_t col, std::int32_t head_dim,
+                                  const Put& put) const {
+    constexpr int kKeysOfWarp = n * groups;
+    static_assert(kKeysOfWarp <= ptx::kWarpLanes);
+    const int lane = ptx::lane_idx(), mine = lane % kKeysOfWarp;
+    const int group = lane / (ptx::kWarpLanes / groups);
+    const std::int32_t key = key_of(mine / groups, mine % groups);
+    const Place place = place_of(kv_row + least(key, count - 1));
+    const bool has_columns = col < head_dim;
+    const char* const at = first + kBytes * (has_columns ? col : 0);
+    Words words[n];
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const int owner = i * groups + group;
+      const auto offset = ptx::bit_cast<std::int64_t>(
+          ptx::U32x2{ptx::shfl_idx(place.offset.x, owner), ptx::shfl_idx(place.offset.y, owner)});
+      words[i] = ptx::ld_global(reinterpret_cast<const Words*>(at + offset));
     }
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      put(i, numbers(words[i], ptx::shfl_idx(place.scale, i * groups + group)));
+    if (!ptx::vote_any(key >= count || !has_columns)) return;
+#pragma unroll
+    for (int i = 0; i < n; ++i)
+      if (!has_columns || key_of(i, group) >= count) put(i, ptx::U32x4{});
   }
 
  private:
-  /// Of most pages by shifts: each thread has many keys.
-  FOVEA_DEVICE_MEMBER KvPlace place_of(std::int32_t key) const {
-    if constexpr (!spec.is_paged) return place_of_key<spec>(c, sequence, key);
-    const auto row = static_cast<std::int32_t>(sequence.kv_row) + key;
-    const std::int32_t entry = entry_of_row(c, row);
-    return {page_at(c, sequence.kv_batch, entry), row - entry * c.page_size};
+  static constexpr int kBytes = codes == Codes::none ? 2 : 1;
+  using Words = typename EightOf<codes>::Words;
+
+  /// Of a row: where it begins, in bytes from `first`, and its scale.
+  struct Place {
+    ptx::U32x2 offset;  // the halves of an i64, as lanes exchange them
+    float scale;
+  };
+  FOVEA_DEVICE_MEMBER Place place_of(std::int32_t row) const {
+    std::int64_t page = 0;
+    if constexpr (spec.is_paged) {
+      const std::int32_t entry = entry_of_row(c, row);
+      page = page_at(c, pages, entry);
+      row -= entry * c.page_size;
+    }
+    const std::int64_t offset = kBytes * (page * from.batch_stride + row * from.row_stride);
+    Place place{ptx::bit_cast<ptx::U32x2>(offset), 1.0F};
+    if constexpr (codes != Codes::none) {
+      place.scale =
+          ptx::ld_global(first_scale + page * scales.slot_stride + row * scales.row_stride);
+    }
+    return place;
+  }
+
+  FOVEA_DEVICE ptx::U32x4 numbers(const Words& words, float scale) {
+    if constexpr (codes == Codes::none)
+      return words;
+    else
+      return eight_numbers<spec.element>(CodesTimesScale<codes>(scale), words.x, words.y);
   }
 };
 
@@ -106,7 +183,8 @@ struct CacheTiles {
     if constexpr (spec.has_packed_q) {  // a sequence without queries is nobody's
       if (packed_rows(c.cu_seqlens_q, idx, c.total_q).count == 0) count = 0;
     }
-    return {c, from, scales, sequence, head, count};
+    sequence.seqlen_kv = count;
+    return CacheRows<spec, codes>::of(c, from, scales, sequence, head);
   }
 };
 

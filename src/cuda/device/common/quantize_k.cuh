@@ -122,9 +122,9 @@ struct QuantizeK {
 
   // ---- rows in registers, of Q too (quantize_q.cuh) ----
 
-  /// Of this thread's row in a step, within the tile.
-  FOVEA_DEVICE_MEMBER int row_of(int step) const {
-    const int r = lane / kLanes;
+  /// Of this thread's row in a step, within the tile; of any of the warp's.
+  FOVEA_DEVICE_MEMBER int row_of(int step) const { return row_of(step, lane / kLanes); }
+  FOVEA_DEVICE_MEMBER int row_of(int step, int r) const {
     return 8 * ((2 * step + warp / 4) * (kRows / 2) + r / 2) + 2 * (warp % 4) + r % 2;
   }
 
@@ -135,9 +135,15 @@ struct QuantizeK {
 
   using Chunks = ptx::U32x4[kSteps];
   FOVEA_DEVICE_MEMBER void load_tile(const Rows& rows, std::int32_t begin, Chunks& chunks) const {
+    if constexpr (spec.is_cached) {
+      rows.template eights<kSteps, kRows>(
+          [&](int step, int r) { return begin + row_of(step, r); }, channel, p.head_dim,
+          [&](int step, const ptx::U32x4& eight) { chunks[step] = eight; });
+    } else {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-      chunks[step] = load(rows, std::int64_t{begin} + row_of(step));
+      for (int step = 0; step < kSteps; ++step)
+        chunks[step] = load(rows, std::int64_t{begin} + row_of(step));
+    }
   }
 
   /// Bit r: row r of those that the warp holds is not finite. The lanes that hold a row are neighbours.

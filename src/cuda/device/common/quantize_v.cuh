@@ -94,8 +94,7 @@ struct QuantizeV {
 #pragma unroll 1
     for (std::int32_t begin = 0; begin < rows.count; begin += kQuantizedTile) {
       Block blocks[kSteps];
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) load(rows, begin, quad_of(step), blocks[step]);
+      load(rows, begin, blocks);
 #pragma unroll
       for (const Block& block : blocks)
 #pragma unroll
@@ -169,8 +168,7 @@ struct QuantizeV {
   FOVEA_DEVICE_MEMBER void add_tile(const Rows& rows, std::int32_t begin,
                                     Channel (&channels)[8]) const {
     Block blocks[kSteps];
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) load(rows, begin, quad_of(step), blocks[step]);
+    load(rows, begin, blocks);
     float sum[8] = {};  // f32 holds all bits of eight elements of like exponents
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -237,8 +235,7 @@ struct QuantizeV {
   FOVEA_DEVICE_MEMBER void round(const HeadTile& tile, const Rows& rows,
                                  std::int32_t number) const {
     Block blocks[kSteps];
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) load(rows, tile.begin, quad_of(step), blocks[step]);
+    load(rows, tile.begin, blocks);
     if constexpr (spec.keeps_v) return keep(tile, rows.count, blocks);
     const Taken taken = taken_from(tile, rows);
     if constexpr (spec.centers_v) return write_centered(tile, blocks, taken);
@@ -292,13 +289,27 @@ struct QuantizeV {
     return smem + 4 * (part * kHeadDim + of_channel);
   }
 
-  FOVEA_DEVICE_MEMBER void load(const Rows& rows, std::int32_t begin, int quad,
-                                Block& block) const {
+  /// Of the tile that begins there.
+  FOVEA_DEVICE_MEMBER void load(const Rows& rows, std::int32_t begin,
+                                Block (&blocks)[kSteps]) const {
+    if constexpr (spec.is_cached) {
+      constexpr int kQuadsOfWarp = 32 / kOctets;
+      rows.template eights<kSteps * kKeys, kQuadsOfWarp>(
+          [&](int i, int of_warp) {
+            const int quad =
+                kQuadsOfWarp * warp + of_warp + i / kKeys * (kQuantizeThreads / kOctets);
+            return begin + key_of_byte(kKeys * quad + i % kKeys);
+          },
+          8 * octet, p.head_dim,
+          [&](int i, const ptx::U32x4& eight) { blocks[i / kKeys][i % kKeys] = eight; });
+    } else {
 #pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      const std::int64_t row = std::int64_t{begin} + key_of_byte(kKeys * quad + i);
-      block[i] =
-          rows.template eight<spec.reads_elements>(row, 8 * octet, p.head_dim, p.is_aligned != 0);
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int i = 0; i < kKeys; ++i)
+          blocks[step][i] = rows.template eight<spec.reads_elements>(
+              std::int64_t{begin} + key_of_byte(kKeys * quad_of(step) + i), 8 * octet, p.head_dim,
+              p.is_aligned != 0);
     }
   }
 
