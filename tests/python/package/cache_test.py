@@ -113,8 +113,10 @@ def test_refusals_name_the_argument() -> None:
         fovea.decode(q, k)
     with pytest.raises(fovea.InvalidArgument, match="bhsd"):
         fovea.decode(q, cache, layout="bhsd")
-    with pytest.raises(fovea.InvalidArgument, match="quant is given; expected none over a cache"):
+    with pytest.raises(fovea.Unsupported, match="keys lie in a cache; expected tensors"):  # of CPUs
         fovea.decode(q, cache, quant="fast")
+    with pytest.raises(fovea.InvalidArgument, match="quant is fp8_static, whose scales the call gives"):
+        fovea.decode(q, cache, quant="fp8_static")
     with pytest.raises(fovea.InvalidArgument, match="page_size is 0"):
         fovea.kv_cache(q, 2, 4, 2, 32, page_size=0)
     with pytest.raises(fovea.InvalidArgument, match="4"):

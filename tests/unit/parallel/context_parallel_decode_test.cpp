@@ -258,6 +258,11 @@ TEST(ContextParallelDecodeTest, WhatRanksCannotComputeIsRefusedByNameOnAll) {
                 args.cache.v_scale = TensorView(&scale, make_spec(Dtype::f32, one));
               }),
               Each(HasSubstr("context_parallel_decode: rank 1: cache has scales; expected ")));
+  EXPECT_THAT(
+      errors_where_one_has([](AttentionDecode& args) { args.quant = parse_quantization("fast"); }),
+      Each(
+          HasSubstr("context_parallel_decode: rank 1: quant is given; expected none where keys are "
+                    "dealt over ranks")));
 }
 
 }  // namespace
