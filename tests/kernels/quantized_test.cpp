@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <span>
 #include <string>
@@ -443,6 +444,88 @@ TEST(EmulatedSm80Quantized, RotationSpreadsOutliers) {
   Case problem = sm80_case_named("rounded_full_d128");
   problem.quant.hadamard = true;
   expect_outliers_spread(problem, run_sm80_quantized, rounding_device(problem.quant));
+}
+
+/// Between -1 and 1, of as many numbers as there may be elements.
+double number_of(std::uint64_t i) {
+  const std::uint64_t bits = i * 0x9e3779b97f4a7c15U;
+  return static_cast<double>((bits ^ bits >> 29U) % 2001) / 1000 - 1;
+}
+
+void fill_rows(GuardedTensor& tensor, std::uint64_t seed,
+               const std::function<double(std::int64_t row)>& size) {
+  const std::int64_t of_row = tensor.view().size(2) * tensor.view().size(3);
+  tensor.fill([&](std::int64_t i) {
+    return size(i / of_row % tensor.view().size(1)) *
+           number_of(static_cast<std::uint64_t>(i) + seed);
+  });
+}
+
+/// Scores of some `size`²; those of keys further on grow by 2^10, and fall again to a thousandth.
+CaseMemory memory_of_scores(const Case& problem, double size) {
+  CaseMemory memory(problem);
+  fill_rows(memory.q, 1 << 20U, [&](std::int64_t) { return size; });
+  fill_rows(memory.k, 1 << 24U, [&](std::int64_t key) {
+    return key / 128 == 1 ? 1024 * size : key / 128 == 2 ? size / 1024 : size;
+  });
+  memory.poison_outputs();
+  return memory;
+}
+
+void expect_scores_of(const Case& problem, double size) {
+  SCOPED_TRACE(problem.label + " of " + std::to_string(size));
+  CaseMemory memory = memory_of_scores(problem, size);
+  expect_out_and_lse(memory.args(), problem, run_quantized, sectioned_hopper());
+}
+
+/// From where arguments of exp2 are exact to the largest floats that products of q and k may be.
+TEST(EmulatedQuantized, FiniteScoresOfAnySizeGiveFiniteRows) {
+  for (const char* label : {"coded_full_d128", "coded_causal_d128"})
+    for (const double size : {20.0, 50.0, 300.0, 1e4, 1e7, 1e15})
+      expect_scores_of(case_named(label), size);
+  for (const double size : {20.0, 50.0}) expect_scores_of(case_named("coded_full_d64"), size);
+}
+
+/// Beside sequences, passes over values, columns that nobody has, means and rotations.
+TEST(EmulatedQuantized, FiniteScoresOfAnySizeGiveFiniteRowsBesideAllElse) {
+  for (const char* label : {"coded_packed", "coded_infinite", "coded_padded", "coded_window_d64",
+                            "coded_no_keys", "smooth_full_d128"})
+    expect_scores_of(case_named(label), 1e4);
+}
+
+/// A key that is not finite is so to whoever sees it, and to nobody else.
+TEST(EmulatedQuantized, LargeScoresStandBesideThoseThatAreNotFinite) {
+  Case problem = case_named("coded_causal_d128");
+  problem.batch = 2;
+  problem.seqlen_kv = 270;
+  CaseMemory memory = memory_of_scores(problem, 1e4);
+  put_nonfinite(memory);
+  expect_out_and_lse(memory.args(), problem, run_quantized, sectioned_hopper());
+}
+
+/// Bits of every second row, whatever the size of those between them.
+std::vector<double> rows_beside(const Case& problem, double size) {
+  CaseMemory memory(problem);
+  fill_rows(memory.q, 1 << 20U, [&](std::int64_t row) { return row % 2 == 0 ? 1 : size; });
+  fill_rows(memory.k, 1 << 24U, [&](std::int64_t key) { return key < 200 ? 1 : 30; });
+  memory.poison_outputs();
+  const AttentionForward args = memory.args();
+  Emulation emulation;
+  run_args(run_quantized, problem.label, args, sectioned_hopper(), emulation);
+  EXPECT_EQ(emulation.findings, "");
+  std::vector<double> rows;
+  const std::vector<double> out = values_of(args.out), lse = values_of(args.lse);
+  const auto of_row = static_cast<std::size_t>(args.out.size(2) * args.out.size(3));
+  for (std::size_t i = 0; i < out.size(); ++i)
+    if (i / of_row % static_cast<std::size_t>(args.out.size(1)) % 2 == 0) rows.push_back(out[i]);
+  for (std::size_t i = 0; i < lse.size(); ++i)
+    if (i % static_cast<std::size_t>(args.out.size(1)) % 2 == 0) rows.push_back(lse[i]);
+  return rows;
+}
+
+TEST(EmulatedQuantized, LargeScoresOfARowDoNotChangeTheRowsBesideIt) {
+  for (const char* label : {"coded_full_d128", "coded_causal_d128"})
+    EXPECT_EQ(rows_beside(case_named(label), 1e6), rows_beside(case_named(label), 1)) << label;
 }
 
 /// What the kernel before attention leaves of an operand, and what the library's own quantisers do.

@@ -46,6 +46,7 @@ std::uint32_t exchange_shared(std::uint32_t to, std::uint32_t value, Instruction
 void reduce_add(float* to, const float* values, std::uint32_t count, Instruction what);
 void reduce_add(std::uint64_t* to, std::uint64_t value, Instruction what);
 void reduce_or(std::uint32_t* to, std::uint32_t bits, Instruction what);
+void reduce_max(std::uint32_t* to, std::uint32_t value, Instruction what);
 void reduce_add_shared(std::uint32_t to, std::uint32_t value, Instruction what);
 /// `count` pairs of bf16.
 void reduce_add_bf16(void* to, const std::uint32_t* pairs, std::uint32_t count, Instruction what);

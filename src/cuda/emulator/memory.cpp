@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "cuda/emulator/formats.hpp"
@@ -148,6 +149,10 @@ void reduce_add(std::uint64_t* to, std::uint64_t value, Instruction what) {
 
 void reduce_or(std::uint32_t* to, std::uint32_t bits, Instruction what) {
   reduce_word(to, what, [bits](std::uint32_t old) { return old | bits; });
+}
+
+void reduce_max(std::uint32_t* to, std::uint32_t value, Instruction what) {
+  reduce_word(to, what, [value](std::uint32_t old) { return std::max(old, value); });
 }
 
 void reduce_add_shared(std::uint32_t to, std::uint32_t value, Instruction what) {

@@ -52,6 +52,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"atom_exch_shared", 80, "a.u[0] = atom_exch_shared(s, a.u[1]);", {"ATOMS.EXCH"}},
     {"red_add_global", 80, "red_add_global(a.f, 1.5F); red_add_global((std::uint64_t*)a.f + 1, a.n);", {"RED.E.ADD.F32.FTZ.RN.STRONG.GPU", "RED.E.ADD.64.STRONG.GPU"}},
     {"red_or_global", 80, "red_or_global(a.u, s);", {"RED.E.OR.STRONG.GPU"}},
+    {"red_max_global", 80, "red_max_global(a.u, s);", {"RED.E.MAX.STRONG.GPU"}},
     {"fence_acq_rel_gpu", 80, "fence_acq_rel_gpu();", {"MEMBAR"}},
     {"prefetch_global_l2", 80, "prefetch_global_l2(a.f);", {"CCTL.E.PF2"}},
 

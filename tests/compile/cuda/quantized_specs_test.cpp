@@ -64,9 +64,14 @@ TEST_P(QuantizedSpecs, SpillNothingInLoops) {
     // that is computed again.
     const int scores = plan.spec->head_dim_qk / 32;
     EXPECT_EQ(count(*code, "IGMMA."), 5 * scores);
+    // Sums likewise, of a row tile's last step in the place of one alone; those of codes have another walk for row
+    // tiles that are computed again.
     const bool sums_codes = plan.spec.as<Sm90ForwardSpec>().sums_codes;
     EXPECT_EQ(count(*code, "HGMMA."), sums_codes ? 0 : 4 * plan.spec->tile_kv / 16);
-    EXPECT_EQ(count(*code, "QGMMA."), sums_codes ? 4 * plan.spec->tile_kv / 32 : 0);
+    EXPECT_EQ(count(*code, "QGMMA."), sums_codes ? 5 * plan.spec->tile_kv / 32 : 0);
+    // Two waits a step, where row tiles cross and for those that are computed again, and one for a row tile's first
+    // scores and its last sums: else ptxas has serialised products, which it does not always say.
+    EXPECT_EQ(count(*code, "WARPGROUP.DEPBAR"), sums_codes ? 10 : 9);
     for (const int steps : {1, 2}) {
       const auto loops = loops_with(*code, "IGMMA.", steps * scores);
       ASSERT_FALSE(loops.empty());
@@ -75,7 +80,8 @@ TEST_P(QuantizedSpecs, SpillNothingInLoops) {
       // Beside rows that are rotated four uniform registers more are made anew in the loop of careful steps.
       const int of_rotation = steps == 2 && plan.quant.hadamard ? 4 : 0;
       EXPECT_LE(count(loops[0], "R2UR"), (sums_codes ? 3 : 2) * steps + of_rotation);
-      const int of_careful_steps = steps == 1 ? 0 : 8;
+      const bool smooths_v = plan.quant.smooth_v != Smoothing::none;
+      const int of_careful_steps = steps == 1 ? 0 : smooths_v ? 13 : 8;
       EXPECT_LE(count(loops[0], "LDL") + count(loops[0], "STL"), of_careful_steps);
     }
   }
@@ -88,11 +94,11 @@ INSTANTIATE_TEST_SUITE_P(
         // Where row tiles cross.
         Shape{"softcap_128", 128, false, true, 12},
         // Beside careful steps, and where row tiles cross.
-        Shape{.name = "fast_full_128", .head_dim = 128, .spill_bytes = 56, .quant = "fast"},
+        Shape{.name = "fast_full_128", .head_dim = 128, .spill_bytes = 84, .quant = "fast"},
         Shape{.name = "fast_causal_128",
               .head_dim = 128,
               .is_causal = true,
-              .spill_bytes = 56,
+              .spill_bytes = 84,
               .quant = "fast"},
         Shape{.name = "fast_full_64", .head_dim = 64, .quant = "fast"},
         Shape{.name = "fast_softcap_64", .head_dim = 64, .has_softcap = true, .quant = "fast"},
@@ -120,10 +126,11 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{.name = "fast_rotated_causal_64",
               .head_dim = 64,
               .is_causal = true,
+              .spill_bytes = 24,
               .quant = "fast,smooth_v=sequence,hadamard=yes"},
         Shape{.name = "fast_smooth_128",
               .head_dim = 128,
-              .spill_bytes = 128,
+              .spill_bytes = 136,
               .quant = "fast,smooth_v=sequence"},
         Shape{.name = "accurate_bent_line_128",
               .head_dim = 128,

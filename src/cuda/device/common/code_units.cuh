@@ -22,6 +22,13 @@ FOVEA_DEVICE float code_unit(float row_scale, float key_scale) {
   return ptx::bit_cast<float>((ptx::bit_cast<std::uint32_t>(unit) + 4U) & ~7U);
 }
 
+/// Units from which on a row is far from 0, given the greatest scale of its head's keys: half of what is exact still. A
+/// scale of 0 is that of a row which is not rounded.
+inline constexpr float kFarUnit = 0.5F;
+FOVEA_DEVICE bool is_far_row(float row_scale, float greatest_key_scale) {
+  return row_scale * greatest_key_scale >= kFarUnit;
+}
+
 /// What a sum of products of codes starts at, so that it is a float: products of e4m3 are floats as they stand.
 constexpr float sum_origin(Codes codes) { return codes == Codes::int8 ? kIntegerOrigin : 0.0F; }
 

@@ -224,6 +224,7 @@ struct QuantizeK {
     for (int d = 0; d < 8; ++d)
       ptx::st_shared(sum_at(warp * kRows + lane / kLanes, channel + d), sum[d]);
     ptx::sync_threads();
+    if (thread == kHeadDim) ptx::st_global(mean_at(sequence, head) + kHeadDim, 0.0F);
     if (thread >= kHeadDim) return;
     double all = 0;
 #pragma unroll 1
@@ -283,7 +284,7 @@ struct QuantizeK {
 
   FOVEA_DEVICE_MEMBER float* mean_at(std::int32_t sequence, std::int32_t kv_head) const {
     return const_cast<float*>(p.beside.mean) +
-           (std::int64_t{sequence} * p.num_heads_kv + kv_head) * kHeadDim;
+           (std::int64_t{sequence} * p.num_heads_kv + kv_head) * key_mean_floats(kHeadDim);
   }
 
   // ---- codes ----
@@ -357,8 +358,14 @@ struct QuantizeK {
     QuantizedKeys* const to = const_cast<QuantizedKeys*>(p.beside.keys) +
                               (pair * p.num_tiles + tile.number) * kParts * kScalesOfTile;
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
+    for (int part = 0; part < kParts; ++part) {
       ptx::st_global(to + part * kScalesOfTile + warp, groups[part]);
+      if constexpr (!kIsGiven) {
+        ptx::red_max_global(
+            reinterpret_cast<std::uint32_t*>(mean_at(tile.sequence, tile.head) + kHeadDim),
+            ptx::bit_cast<std::uint32_t>(ptx::abs(groups[part].scale)));
+      }
+    }
   }
 
   /// Keys less their mean, rotated; zeros in the place of those that are not rounded, or that there are not.

@@ -229,6 +229,11 @@ FOVEA_DEVICE void red_or_global(std::uint32_t* to, std::uint32_t bits) {
   asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
 }
 
+/// red.global.max.u32 (Synchronization), relaxed at device scope. Bits of floats from 0 on are in their order.
+FOVEA_DEVICE void red_max_global(std::uint32_t* to, std::uint32_t value) {
+  asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
 /// fence.acq_rel.gpu (Synchronization).
 FOVEA_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

@@ -4,6 +4,7 @@
 
 #include "shared/element.h"
 #include "shared/instructions.h"
+#include "shared/quantize_k.h"
 #include "shared/rounding.h"
 #include "shared/split.h"
 #include "shared/types.h"
@@ -451,8 +452,10 @@ constexpr std::int32_t sm90_qk_bytes(const Sm90ForwardSpec& spec) {
   return spec.multiplies_codes ? 1 : element_bytes(spec.element);
 }
 
-/// Of the mean of keys, where those are codes.
-constexpr std::int32_t sm90_mean_bytes(const Sm90ForwardSpec& spec) { return 4 * spec.head_dim_qk; }
+/// Of the mean of keys, where those are codes, and their greatest scale.
+constexpr std::int32_t sm90_mean_bytes(const Sm90ForwardSpec& spec) {
+  return 4 * key_mean_floats(spec.head_dim_qk);
+}
 
 /// Rows of ones below a tile of values that are codes: their sums are those of P, ready in all lanes.
 inline constexpr std::int32_t kRowsOfOnes = 8;
@@ -474,8 +477,10 @@ struct Sm90ForwardLayout {
   std::int32_t q_codes;  // [q stage][group] where Q becomes codes
   std::int32_t q_mean;   // [q stage][group] the mean of its keys, floats, which arrives with Q
   std::int32_t of_mean;  // [q stage][group] what its rows' scores lack then, a float each
-  std::int32_t k, v;     // [stage]
-  std::int32_t codes;    // of a tile, of keys and of values, where they land
+  std::int32_t
+      has_far;         // [q stage][group] whether a warp has rows that are far from 0, a word each
+  std::int32_t k, v;   // [stage]
+  std::int32_t codes;  // of a tile, of keys and of values, where they land
   // [q stage][group] barriers of 8 bytes, as all up to round_done
   std::int32_t q_full, q_empty, o_full;
   std::int32_t k_full, k_empty, v_full, v_empty;  // [stage]
@@ -538,6 +543,7 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   at.misses = room.take(16 * 2 * groups);
   at.kv_tiles = room.take(8 * spec.stages);
   at.of_mean = room.take(codes * 64 * 4);
+  at.has_far = room.take(codes * 4 * 4);
   at.pages = room.take(4 * sm90_page_words(spec));
   at.redo_list = room.take(4 * 2);
   at.pass = room.take(4);

@@ -37,6 +37,10 @@ constexpr std::int64_t first_packed_tile(std::int64_t sequence, std::int64_t fir
   return first_row / kQuantizedTile + sequence;
 }
 
+/// Behind the mean of a head's keys stands the greatest of their scales, and room, so that the next one lies at a
+/// multiple of 16 bytes: TMA brings both to whoever rounds rows of Q.
+constexpr std::int32_t key_mean_floats(std::int32_t head_dim) { return head_dim + 4; }
+
 /// What a rotation of rows is: src/quant/hadamard.hpp.
 struct RotationParams {
   std::int32_t block;        // channels that are mixed with each other
@@ -48,7 +52,8 @@ struct RotationParams {
 struct QuantizedParams {
   // [batch, num_heads_kv, tiles, parts of a tile, kScalesOfTile], packed without batch
   const QuantizedKeys* keys;
-  const float* mean;  // [num_sequences, num_heads_kv, head_dim of the codes], where K is smoothed
+  // [num_sequences, num_heads_kv, key_mean_floats(head_dim of the codes)], where K is smoothed
+  const float* mean;
   std::int32_t num_tiles;   // of a sequence and head; packed: of a head
   RotationParams rotation;  // where rows are rotated
 };

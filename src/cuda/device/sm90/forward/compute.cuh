@@ -8,6 +8,7 @@
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/forward/cta.cuh"
+#include "sm90/forward/far_rows.cuh"
 #include "sm90/forward/output.cuh"
 #include "sm90/forward/rows.cuh"
 #include "sm90/forward/scores.cuh"
@@ -63,6 +64,11 @@ struct Compute {
                                      !spec.multiplies_codes && !spec.loads_by_cp_async &&
                                      (!Mods::has_mask || spec.head_dim_v <= 64);
 
+  /// Where rows may be far from 0, row tiles are computed again by a walk of its own, and others know nothing of such
+  /// rows, nor of passes.
+  static constexpr bool kRedoesApart = T::kTakesFarRows;
+  static_assert(!kRedoesApart || T::kOverlapsTiles);
+
   /// What makes scores logarithms to base 2.
   FOVEA_DEVICE_MEMBER float c() const { return ScoreUnit<spec, Mods>::log2(cta.p.common); }
 
@@ -77,6 +83,11 @@ struct Compute {
       rest_of_tile(tile);
       RowTile after = cta.next_row_tile(slots);
       if (after.is_any_end()) {
+        if constexpr (kRedoesApart) {
+          finish_last(tile, Pass::all);
+          if (cta.end_round(Pass::all)) compute_again();
+          return;
+        }
         const Pass pass = cta.pass();
         finish_last(tile, pass);
         if (!cta.end_round(pass)) return;
@@ -102,6 +113,60 @@ struct Compute {
       rest_of_tile(tile);
       finish_last(tile, cta.pass());
     }
+  }
+
+  /// Rounds behind the first: a row tile each.
+  FOVEA_DEVICE_MEMBER void compute_again() {
+    for (;;) {
+      const RowTile tile = cta.next_row_tile(slots);
+      if (tile.is_end()) return;
+      const Pass pass = cta.pass();
+      compute_again(tile, pass);
+      cta.next_row_tile(slots);  // the end of the round
+      cta.end_round(pass);
+    }
+  }
+
+  /// Its kv tiles one by one, each with its maxima before its powers: rare, so it may take long.
+  FOVEA_DEVICE_MEMBER void compute_again(const RowTile& tile, Pass pass) {
+    const int q_stage = q.stage;
+    await_queries();
+    await_keys();
+    next = posted(0);
+    scores.look_at_rows(tile, next, q_stage);
+    FarRows<spec, Rows> far(warp, q_stage, scores.codes);
+    rows.begin();
+    sums.begin();
+    for (bool is_first = true; is_first || !next.is_none(); is_first = false) {
+      scores.begin_sums();
+      await_keys();
+      scores.template look_ahead<false>(tile, next);
+      await_turn();
+      issue_scores(q_stage);
+      pass_turn();
+      next = posted(1);
+      scores.look_further(tile, next);
+      ptx::wgmma_wait_group<0>();
+      release_keys();
+      make_scores<true>(tile);
+      far.rebase(scores.s, rows);
+      if (is_first) {
+        rows.template raise<true>(scores.s, c());
+      } else if (rows.template raise<false>(scores.s, c())) {
+        rows.scale(sums.o);
+      }
+      float part[2];
+      rows.template exponentiate<true, T::kChunk>(scores.s, p, part, c(), cta.p.zero);
+      end_step(tile, part);
+      look_at_values(first_tile(), scores.kv_tile);
+      issue_sums();
+      await_sums(rows);
+    }
+    q.advance();
+    far.add_to_what_lse_lacks();
+    float factor[2];
+    output.finish_rows(tile, q_stage, rows, pass, factor);
+    output.finish(tile, q_stage, factor, rows, sums.o, num_row_tiles, pass);
   }
 
   /// kv tiles from the second on. Both kinds of step give the same bits.
@@ -253,7 +318,10 @@ struct Compute {
     issue_scores(q_stage_of_last());
     issue_sums();
     pass_turn();
-    look_at_values(first_tile(), of_sums);
+    if constexpr (is_known_full && kSumsAreLong)
+      sums.look_at_values_late(first_tile() + of_sums.idx());
+    else
+      look_at_values(first_tile(), of_sums);
     if constexpr (kLooksLate) is_next_full = find_next(tile);
     ptx::wgmma_wait_group<1>();
     release_keys();

@@ -106,8 +106,8 @@ class TmaCopies {
     const std::int32_t pair = sequence * c.num_heads_kv + rows.q_head / c.group;
     ptx::mbarrier_expect_tx(full, kBytes);
     ptx::cp_async_bulk_load(cta_.mean_at(stage, group),
-                            cta_.p.quantized.mean + std::int64_t{pair} * spec.head_dim_qk, kBytes,
-                            full, ptx::CachePolicy::evict_normal);
+                            cta_.p.quantized.mean + std::int64_t{pair} * (kBytes / 4), kBytes, full,
+                            ptx::CachePolicy::evict_normal);
   }
 
   FOVEA_DEVICE_MEMBER void copy_values(int stage, const KvRows& kv, SharedAddress full) const {

@@ -94,6 +94,9 @@ struct Traits {
   static_assert(!spec.sums_codes || spec.multiplies_codes,
                 "P of codes is made of products of codes");
   static_assert(!spec.sums_codes || !spec.has_dropout, "sums of P are of all keys, dropped or not");
+  /// Rows of codes may be far from 0 (far_rows.cuh). Where P has 16 bits they may not: ptxas deals out its exponentials
+  /// otherwise beside a walk for them, and full tiles take 2 to 5 % longer.
+  static constexpr bool kTakesFarRows = spec.sums_codes && !spec.is_prescaled;
   using OTile = SharedTile<64, 2 * spec.head_dim_v, kSwizzle>;
 
   // 65,536 registers: what the launch gives a thread, and what each role makes of it. A group alone on its SM has all
@@ -199,6 +202,14 @@ struct Cta : RoleWarp {
   /// What the scores of a row of codes lack.
   FOVEA_DEVICE_MEMBER SharedAddress of_mean_at(int stage, int row) const {
     return smem + T::kAt.of_mean + 4 * (stage * 64 * T::kGroups + row);
+  }
+  /// Of all keys of the head.
+  FOVEA_DEVICE_MEMBER SharedAddress greatest_key_scale_at(int stage, int group) const {
+    return mean_at(stage, group) + 4 * spec.head_dim_qk;
+  }
+  /// Of a group's warp.
+  FOVEA_DEVICE_MEMBER SharedAddress has_far_at(int stage, int group, int of_group) const {
+    return smem + T::kAt.has_far + 4 * (4 * (stage * T::kGroups + group) + of_group);
   }
   FOVEA_DEVICE_MEMBER SharedAddress k_at(int stage) const {
     return smem + T::kAt.k + stage * T::KTile::kBytes;

@@ -44,7 +44,7 @@ struct Output {
   FOVEA_DEVICE_MEMBER void finish(const RowTile& tile, int q_stage, const float (&factor)[2],
                                   const Rows& rows, Sums& o, std::uint32_t number,
                                   Pass pass) const {
-    report(o, factor, number, pass);
+    report(o, q_stage, factor, number, pass);
     if constexpr (spec.smooths_v) {
       if (!is_indicator(pass)) add_mean_of_values(tile, rows, o);
     }
@@ -121,9 +121,10 @@ struct Output {
   /// A NaN or infinity in any sum of the warp's rows (finite minus itself is 0), or sums that have left the normal
   /// range of floats below. In the first pass the first warp of the CTA to say so puts the row tile at the head of its
   /// list. If it is there still without NaN and infinity among the values, powers were too large, or too small. Rows
-  /// whose factor is NaN have no say: behind the last row of a sequence are another's, or whatever memory holds.
-  FOVEA_DEVICE_MEMBER void report(const Sums& o, const float (&factor)[2], std::uint32_t number,
-                                  Pass pass) const {
+  /// whose factor is NaN have no say: behind the last row of a sequence are another's, or whatever memory holds. A row
+  /// tile with rows of codes that are far from 0 is on the list whatever its sums are, once.
+  FOVEA_DEVICE_MEMBER void report(const Sums& o, int q_stage, const float (&factor)[2],
+                                  std::uint32_t number, Pass pass) const {
     float all[4] = {};
 #pragma unroll
     for (int i = 0; i < Rows::kSums; ++i) all[i % 4] += ptx::abs(o[i]);
@@ -133,13 +134,19 @@ struct Output {
     // Rows that see nothing have factor 0.
     const bool is_small = (row[0] < Rows::kLeastSum && factor[0] > 0.0F) ||
                           (row[1] < Rows::kLeastSum && factor[1] > 0.0F);
-    if (!ptx::vote_any(is_large || is_small) || warp.cta.lane != 0) return;
+    const bool is_far = pass == Pass::all && has_far(q_stage);
+    if (!ptx::vote_any(is_large || is_small || is_far) || warp.cta.lane != 0) return;
     if (pass == Pass::all) {
       add_to_redo_list(number);
     } else if (pass == Pass::finite) {
       ptx::atom_exch_shared(warp.cta.smem + T::kAt.needs_low,
                             1U);  // warps of a group may say so at once
     }
+  }
+
+  FOVEA_DEVICE_MEMBER bool has_far(int q_stage) const {
+    if constexpr (!T::kTakesFarRows) return false;
+    return ptx::ld_shared<std::uint32_t>(warp.cta.has_far_at(q_stage, warp.group, warp.idx)) != 0;
   }
 
   /// Between two row tiles of a list all warps of the CTA meet, for a turn: so this one is the head of its list or not

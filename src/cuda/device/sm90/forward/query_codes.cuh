@@ -13,8 +13,12 @@
 // apart another chunk's. q · μ is of the row as given.
 //
 // A row that holds NaN or infinity is not rounded: its scale is 0, its codes are zeros.
+//
+// Where rows may be far from 0 (common/code_units.cuh), whichever keys they see, output.cuh is told, and has their row
+// tile computed again by a walk that is made for them.
 #pragma once
 
+#include "common/code_units.cuh"
 #include "common/hadamard.cuh"
 #include "common/passes.cuh"
 #include "common/round_to_codes.cuh"
@@ -84,11 +88,25 @@ struct QueryCodes {
 #pragma unroll
       for (int r = 0; r < 2; ++r) store(r, i, load(r, i), reciprocal[r]);
     }
+    keep_has_far(rows);
     ptx::fence_proxy_async_shared_cta();
     return rows;
   }
 
+  /// Given its scale.
+  FOVEA_DEVICE_MEMBER bool is_far(float row_scale) const {
+    return is_far_row(row_scale * warp.cta.p.common.softmax_scale_log2,
+                      ptx::ld_shared<float>(warp.cta.greatest_key_scale_at(stage, warp.group)));
+  }
+
  private:
+  FOVEA_DEVICE_MEMBER void keep_has_far(const RoundedRows& rows) const {
+    if constexpr (!T::kTakesFarRows) return;
+    const std::uint32_t has_far = ptx::vote_any(is_far(rows.scale[0]) || is_far(rows.scale[1]));
+    if (warp.cta.lane == 0)
+      ptx::st_shared(warp.cta.has_far_at(stage, warp.group, warp.idx), has_far);
+  }
+
   FOVEA_DEVICE_MEMBER void keep_of_mean(int r, float of_mean) const {
     if (warp.cta.lane % 4 == 0) ptx::st_shared(warp.cta.of_mean_at(stage, warp.row(r)), of_mean);
   }
@@ -121,6 +139,7 @@ struct QueryCodes {
         rows.of_mean[each] = each == r ? row.of_mean : rows.of_mean[each];
       }
     }
+    keep_has_far(rows);
     ptx::fence_proxy_async_shared_cta();
     return rows;
   }

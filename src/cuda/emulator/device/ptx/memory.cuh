@@ -107,6 +107,11 @@ FOVEA_DEVICE void red_or_global(std::uint32_t* to, std::uint32_t bits, Site site
   emulator::reduce_or(to, bits, {"red.global", site});
 }
 
+FOVEA_DEVICE void red_max_global(std::uint32_t* to, std::uint32_t value, Site site = Site::here()) {
+  emulator::check_registers(&value, sizeof value, {"red.global", site});
+  emulator::reduce_max(to, value, {"red.global", site});
+}
+
 FOVEA_DEVICE void fence_acq_rel_gpu(Site site = Site::here()) {
   emulator::fence_acq_rel({"fence.acq_rel.gpu", site});
 }
