@@ -67,6 +67,7 @@ CombineFunction combine_at_once(const CombineSpec& spec) {
 }  // namespace
 
 CombineFunction combine_of(const CombineSpec& spec, int splits_at_once) {
+  if (splits_at_once == 4) return combine_at_once<4>(spec);
   if (splits_at_once == 8) return combine_at_once<8>(spec);
   if (splits_at_once == 16) return combine_at_once<16>(spec);
   throw std::out_of_range("splits_at_once");

@@ -68,13 +68,14 @@ void join_splits(const Run& run, const cuda::ForwardPlan& plan, const cuda::Forw
     return outputs_now();
   };
   const auto before = outputs_now();
-  const auto wide = join(cuda::kWideCombine);
+  const bool takes_groups = call.combine_params.tiles_of_cta > 0;
+  const auto wide = join(cuda::wide_form(takes_groups));
   for (std::size_t i = 0; i < outputs.size(); ++i) std::ranges::copy(before[i], outputs[i].begin);
   EXPECT_EQ(join(cuda::kDeepCombine), wide);
   emulation.is_dependent = false;
   if (call.combine_params.num_rows == 0) return;
-  const cuda::CombineForm& hosts =
-      cuda::combine_form(call.combine_params.num_rows, call.combine_params.max_splits);
+  const cuda::CombineForm& hosts = cuda::combine_form(call.combine_params.num_rows,
+                                                      call.combine_params.max_splits, takes_groups);
   const bool is_first = hosts.role == cuda::kWideCombine.role;
   emulation.launched.erase(emulation.launched.end() - (is_first ? 1 : 2));
 }

@@ -24,12 +24,18 @@ namespace {
 
 /// From so many rows on they come in waves: measured on an H200 (docs/kernels/decode_sm90.md).
 constexpr std::int64_t kRowsOfWaves = 2048;
+/// On each SM, where rows are more than warps and most may be done: the fewer warps the sooner all have left.
+constexpr int kWarpsOfManyRows = 24;
 
 }  // namespace
 
-const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits) {
+const CombineForm& wide_form(bool takes_groups) {
+  return takes_groups ? kGroupsCombine : kWideCombine;
+}
+
+const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits, bool takes_groups) {
   const bool is_deep = num_rows < kRowsOfWaves && max_splits > kWideCombine.splits_at_once;
-  return is_deep ? kDeepCombine : kWideCombine;
+  return is_deep ? kDeepCombine : wide_form(takes_groups);
 }
 
 jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form,
@@ -52,8 +58,10 @@ KernelLaunch combine_launch(const CombineParams& params, const CombineForm& form
   KernelLaunch launch = kernel_launch(form.role, params);
   launch.grid.x = static_cast<unsigned>((params.num_rows + form.num_warps - 1) / form.num_warps);
   if (params.tiles_of_cta > 0) {
-    const int most = form.ctas_per_sm * device.num_sms;
-    launch.grid.x = std::min(launch.grid.x, static_cast<unsigned>(most));
+    const int at_once = form.ctas_per_sm - 1;
+    const int of_many = std::min(at_once, kWarpsOfManyRows / form.num_warps);
+    if (launch.grid.x > static_cast<unsigned>(at_once * device.num_sms))
+      launch.grid.x = static_cast<unsigned>(of_many * device.num_sms);
   }
   launch.num_threads = static_cast<unsigned>(form.num_warps * device.warp_lanes);
   launch.is_pdl = is_chained;

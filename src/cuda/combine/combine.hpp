@@ -18,9 +18,13 @@ struct CombineForm {
 /// Many splits of few rows, and many rows.
 inline constexpr CombineForm kDeepCombine{KernelRole::deep_combine, 16, 1, 16};
 inline constexpr CombineForm kWideCombine{KernelRole::wide_combine, 8, 4, 6};
+/// Many rows whose states may be those of groups, few of each row: what counts is that many rows are there at once.
+inline constexpr CombineForm kGroupsCombine{KernelRole::wide_combine, 4, 4, 9};
 
+/// The form for many rows.
+const CombineForm& wide_form(bool takes_groups);
 /// Which form is faster; a plan has both.
-const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits);
+const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits, bool takes_groups);
 
 jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form,
                              const DeviceTraits& device);

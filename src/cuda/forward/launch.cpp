@@ -262,7 +262,8 @@ void ForwardLaunch::add_tables(KernelLaunches& all) const {
 
 void ForwardLaunch::add_combine(const ForwardPlan& plan, KernelLaunches& all) const {
   if (plan.spec->is_split) {
-    const CombineForm& form = combine_form(combine_params.num_rows, combine_params.max_splits);
+    const CombineForm& form = combine_form(combine_params.num_rows, combine_params.max_splits,
+                                           combine_params.tiles_of_cta > 0);
     all.add(combine_launch(combine_params, form, candidate_named(plan.candidate).is_chained,
                            plan.device));
   }

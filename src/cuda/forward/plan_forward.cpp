@@ -167,8 +167,9 @@ CombineSpec combine_spec(const ForwardPlan& plan) {
 PlannedKernels planned_kernels(const ForwardPlan& plan) {
   PlannedKernels kernels = {{KernelRole::main, forward_text(plan)}};
   if (has_combine(plan)) {
-    for (const CombineForm& form : {kDeepCombine, kWideCombine})
-      kernels.push_back({form.role, combine_text(combine_spec(plan), form, plan.device)});
+    const CombineSpec spec = combine_spec(plan);
+    for (const CombineForm& form : {kDeepCombine, wide_form(spec.takes_groups)})
+      kernels.push_back({form.role, combine_text(spec, form, plan.device)});
   }
   const auto* sm90 = persistent_spec(plan.spec);
   if (sm90 != nullptr && sm90->is_dynamic)

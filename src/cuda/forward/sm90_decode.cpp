@@ -244,6 +244,10 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   };
   launch.params.k = map_of(tensors.k, launch.params.rows_per_box, by_panels);
   launch.params.v = map_of(tensors.v, launch.params.rows_per_box, by_panels);
+  if (sm90_decode_query_loaders(spec) > 0) {
+    launch.params.q = tensor_map_of_heads(encode, tensors.q, spec.tile_q / spec.heads_per_tile,
+                                          spec.heads_per_tile);
+  }
   if (spec.slices_of_box > 1 && !spec.is_paged) {
     launch.params.k_slice = map_of(tensors.k, spec.tile_kv, true);
     launch.params.v_slice = map_of(tensors.v, spec.tile_kv, true);

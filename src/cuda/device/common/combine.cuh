@@ -5,12 +5,14 @@
 // A warp for each row, four columns of a lane. Its splits go to four sums in turn, which are added up in their order:
 // the same bits in every run, however many splits are asked for at once. No shared memory, no barrier.
 // Where splits come in groups (shared/split.h), those of a group are folded, and groups likewise, in their order, as a
-// CTA does that has them all; or they come folded, or nothing is left to do, which a warp sees of several rows.
+// CTA does that has them all; or they come folded, or nothing is left to do, which a warp sees of several rows, and at
+// once where that goes for all sequences.
 //
 // Bound: memory, splits * head_dim_v * 4 bytes a row, which the L2 cache still holds: one wait of some 600 clocks for
 // lse and the first sums together, then one for each kAtOnce splits more. Where rows are few, nothing but these waits
 // takes time: sixteen splits at once, in 128 registers. Where rows come in waves, or have no more than eight splits,
-// eight, in 80. Lengths and sinks are read before the grid ahead has ended.
+// eight, in 80; where they may be groups, which are fewer yet, four, in 64: 4,096 rows are there at once. Lengths and
+// sinks are read before the grid ahead has ended.
 #pragma once
 
 #include "common/fold_splits.cuh"
@@ -46,26 +48,41 @@ FOVEA_DEVICE SplitValues load_splits(const float* from, int count, float otherwi
       lane + ptx::kWarpLanes < count ? ptx::ld_global(from + lane + ptx::kWarpLanes) : otherwise};
 }
 
+/// Who splits by groups has fewer than 2^31 rows.
+template <bool is_small>
+struct RowNumberOf {
+  using Type = std::int64_t;
+};
+template <>
+struct RowNumberOf<true> {
+  using Type = std::uint32_t;
+};
+template <bool is_small>
+using RowNumber = typename RowNumberOf<is_small>::Type;
+
 /// One row, as all lanes of its warp see it.
 template <CombineSpec spec>
 struct CombinedRow {
   std::int32_t batch, q_head, q_idx;
-  std::int64_t row;            // of partial states
-  std::int64_t queries_begin;  // packed: rows of out before the sequence's
-  int count;                   // of splits; 0: there is no such row, or it has been written
-  bool are_groups;             // the last split of each has its state
+  RowNumber<spec.has_groups> row;  // of partial states
+  std::int64_t queries_begin;      // packed: rows of out before the sequence's
+  int count;                       // of splits; 0: there is no such row, or it has been written
+  bool are_groups;                 // the last split of each has its state
 
   /// Pages may be listed whatever the kernel was compiled for: it is asked once.
   static constexpr CacheKind kCombinedCache{true, spec.has_packed_q};
 
-  FOVEA_DEVICE_MEMBER void find(const CombineParams& p, std::int64_t number,
-                                const KeyShare& share) {
+  using Number = RowNumber<spec.has_groups>;
+
+  FOVEA_DEVICE_MEMBER void find(const CombineParams& p, Number number, const KeyShare& share) {
     row = number;
-    batch = static_cast<std::int32_t>(row / p.seqlen_q / p.num_heads_q);
+    const auto seqlen_q = static_cast<Number>(p.seqlen_q);
+    const auto num_heads_q = static_cast<Number>(p.num_heads_q);
+    batch = static_cast<std::int32_t>(row / seqlen_q / num_heads_q);
     // Keys of the sequence, as those had it who wrote its partial states.
     count = row < p.num_rows ? num_left(share, cached_rows<kCombinedCache>(p, batch).count) : 0;
-    q_idx = static_cast<std::int32_t>(row % p.seqlen_q);
-    q_head = static_cast<std::int32_t>(row / p.seqlen_q % p.num_heads_q);
+    q_idx = static_cast<std::int32_t>(row % seqlen_q);
+    q_head = static_cast<std::int32_t>(row / seqlen_q % num_heads_q);
     if constexpr (spec.has_packed_q) {
       if (count == 0) return;
       const PackedRows queries = few_queries(p, batch);
@@ -95,7 +112,7 @@ struct CombinedRow {
   }
 
   FOVEA_DEVICE_MEMBER const float* sums(const CombineParams& p, int split) const {
-    return p.partial_out + (row * p.max_splits + split) * p.partial_width;
+    return p.partial_out + (std::int64_t{row} * p.max_splits + split) * p.partial_width;
   }
 
   /// Four columns of this lane.
@@ -215,7 +232,7 @@ struct Combine {
 
   /// Of its splits. A group that comes folded has written its last split's alone.
   FOVEA_DEVICE_MEMBER SplitValues load_of_row(const float* values, float otherwise) const {
-    const float* const from = values + row.row * p.max_splits;
+    const float* const from = values + std::int64_t{row.row} * p.max_splits;
     if constexpr (!kFolds) return load_splits(from, row.count, otherwise);
     const int lane = ptx::lane_idx();
     return {lane < row.count ? ptx::ld_global(from + place_of(lane)) : otherwise, otherwise};
@@ -469,9 +486,10 @@ FOVEA_DEVICE void combine(const CombineParams& p) {
   if constexpr (spec.takes_groups)
     share = key_share<CombinedRow<spec>::kCombinedCache>(p, p.tiles_of_cta);
   if (spec.takes_groups && are_all_whole<spec>(p, share)) return;
+  using Number = typename CombinedRow<spec>::Number;
 #pragma unroll 1
-  for (std::int64_t row = std::int64_t{ptx::block_idx().x} * warps + ptx::warp_idx();;
-       row += std::int64_t{ptx::grid_dim().x} * warps) {
+  for (Number row = static_cast<Number>(ptx::block_idx().x) * warps + ptx::warp_idx();;
+       row += static_cast<Number>(ptx::grid_dim().x) * warps) {
     Combine<spec, kAtOnce> mine(p);
     mine.row.find(p, row, share);
     if (mine.row.count != 0) {

@@ -283,6 +283,11 @@ FOVEA_DEVICE bool begins_unit(const Work& work, Unit unit) {
          work.split % (unit == Unit::group ? kSplitsOfGroup : kMostSplits) == 0;
 }
 
+/// The last?
+FOVEA_DEVICE bool ends_unit(const Work& work, Unit unit) {
+  return unit == Unit::split || (unit == Unit::group ? ends_group(work) : ends_sequence(work));
+}
+
 /// Where a key lies in K and in V: an entry of their first dimension (a page, where there are pages) and a row of it.
 struct KvPlace {
   std::int64_t batch, row;

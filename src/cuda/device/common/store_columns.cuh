@@ -13,6 +13,19 @@ FOVEA_DEVICE std::uint32_t pack_halves(float lo, float hi) {
   return element == Element::bf16 ? ptx::cvt_bf16x2(lo, hi) : ptx::cvt_f16x2(lo, hi);
 }
 
+/// Of rows of 16-bit elements: can four columns that begin at a multiple of four be stored at once? at: of the row's
+/// first, in elements.
+FOVEA_DEVICE bool has_plain_columns(const BshdParam& out, std::int64_t at) {
+  const auto* const row = static_cast<const std::uint16_t*>(out.data) + at;
+  return out.col_stride == 1 && reinterpret_cast<std::uint64_t>(row) % 8 == 0;
+}
+template <Element element>
+FOVEA_DEVICE void store_plain_columns(std::uint16_t* to, const ptx::F32x4& values) {
+  ptx::st_global(reinterpret_cast<ptx::U32x2*>(to),
+                 ptx::U32x2{pack_halves<element>(values.x, values.y),
+                            pack_halves<element>(values.z, values.w)});
+}
+
 /// at: of the first, in elements. num_left: columns of the row from there on.
 template <Element element>
 FOVEA_DEVICE void store_columns(const BshdParam& out, std::int64_t at, int num_left,

@@ -253,6 +253,10 @@ constexpr std::int32_t sm90_decode_readers(const Sm90DecodeSpec& spec) {
 constexpr std::int32_t sm90_decode_loaders(const Sm90DecodeSpec& spec) {
   return spec.has_codes() && spec.is_paged ? 4 : 2;
 }
+/// Those that bring queries, to warpgroups that take unit after unit: who has one has them sooner by all threads.
+constexpr std::int32_t sm90_decode_query_loaders(const Sm90DecodeSpec& spec) {
+  return multiplies_by_wgmma(spec) && spec.takes_groups ? 1 : 0;
+}
 /// Parts that the slices of a split are dealt to in turn: a row's sums are those of so many warps.
 constexpr std::int32_t sm90_decode_parts(const Sm90DecodeSpec& spec) {
   return sm90_decode_readers(spec) / sm90_decode_blocks(spec);
@@ -307,9 +311,10 @@ struct Sm90DecodeLayout {
   std::int32_t rows_beside;  // [warp] of warpgroups: which rows' sums are not finite, 8 bytes
   std::int32_t records;      // [record] Work
   std::int32_t full, empty;  // [stage] barriers of 8 bytes
-  std::int32_t full_values, empty_values;  // of warpgroups: then those above are of keys
-  std::int32_t posted, read;               // [record]
-  std::int32_t joined;                     // a barrier: what warps left of a split is read
+  std::int32_t full_values, empty_values;    // of warpgroups: then those above are of keys
+  std::int32_t queries_full, queries_empty;  // where a warp brings them: barriers, one each
+  std::int32_t posted, read;                 // [record]
+  std::int32_t joined;                       // a barrier: what warps left of a split is read
   std::int32_t bytes;
 };
 
@@ -338,6 +343,8 @@ constexpr Sm90DecodeLayout sm90_decode_layout(const Sm90DecodeSpec& spec) {
   at.empty = room.take(8 * spec.stages);
   at.full_values = room.take(multiplies_by_wgmma(spec) ? 8 * spec.stages : 0);
   at.empty_values = room.take(multiplies_by_wgmma(spec) ? 8 * spec.stages : 0);
+  at.queries_full = room.take(8 * sm90_decode_query_loaders(spec));
+  at.queries_empty = room.take(8 * sm90_decode_query_loaders(spec));
   at.posted = room.take(8 * kDecodeRecords);
   at.read = room.take(8 * kDecodeRecords);
   at.joined = room.take(8);

@@ -38,6 +38,7 @@
 //   box_walk.cuh        which boxes of keys the rows see, and which slices of them
 //   load.cuh            which splits a CTA has; keys and values on their way in, pages too
 //   scales.cuh          those of codes on their way in
+//   queries.cuh         those of warpgroups on their way in
 //   codes.cuh           slices of codes
 //   group_products.cuh  products of a warpgroup
 //   compute.cuh         slices, and what all warps' sums together are
@@ -66,6 +67,7 @@
 #include "sm90/decode/compute.cuh"
 #include "sm90/decode/cta.cuh"
 #include "sm90/decode/load.cuh"
+#include "sm90/decode/queries.cuh"
 
 namespace fovea::cuda::sm90 {
 
@@ -84,7 +86,12 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
   }
   for (int i = 0; i < L::kRecords; ++i) {
     ptx::mbarrier_init(cta.barrier(L::kAt.posted, i), 1);
-    ptx::mbarrier_init(cta.barrier(L::kAt.read, i), L::kReaders);
+    ptx::mbarrier_init(cta.barrier(L::kAt.read, i), L::kReaders + L::kQueryLoaders);
+  }
+  if constexpr (L::kQueryLoaders > 0) {
+    ptx::prefetch_tensormap(tensor_map(cta.p.q));
+    ptx::mbarrier_init(cta.barrier(L::kAt.queries_full, 0), 1);
+    ptx::mbarrier_init(cta.barrier(L::kAt.queries_empty, 0), L::kReaders);
   }
   ptx::mbarrier_init(cta.barrier(L::kAt.joined, 0), L::kReaders);
   ptx::fence_mbarrier_init_release_cluster();
@@ -99,12 +106,19 @@ FOVEA_DEVICE void decode(const Sm90DecodeParams& p) {
   } else {
     ptx::griddepcontrol_launch_dependents();
   }
-  start_barriers<spec>(cta);
-  ptx::sync_threads();
   using L = decoding::Layout<spec>;
+  start_barriers<spec>(cta);
+  if constexpr (L::kQueryLoaders > 0) {
+    if (cta.warp == 0) decoding::QueryBoxes<spec>::clear_rest(cta);
+  }
+  ptx::sync_threads();
   if (cta.warp >= L::kReaders) {
     if constexpr (L::kTradesRegisters) ptx::setmaxnreg_dec<L::kHelperRegisters>();
-    if (cta.warp < L::kReaders + L::kLoaders) decoding::Load<spec, Mods>(cta).run();
+    if (cta.warp < L::kReaders + L::kLoaders) {
+      decoding::Load<spec, Mods>(cta).run();
+    } else if (cta.warp < L::kReaders + L::kLoaders + L::kQueryLoaders) {
+      if constexpr (L::kQueryLoaders > 0) decoding::LoadQueries<spec>(cta).run();
+    }
     if constexpr (is_clustered(spec)) {
       ptx::sync_warp();  // one lane of it has loaded
       ptx::barrier_cluster_wait();

@@ -52,7 +52,7 @@ struct Reader {
   const Cta<spec>& cta;
   Ring<L::kStages> boxes{0};
   Ring<L::kRecords> records{0};
-  Ring<1> joins{1};
+  Ring<1> joins{1}, queries{0};
   Products products{};
 
   FOVEA_DEVICE_MEMBER explicit Reader(const Cta<spec>& of_cta) : cta(of_cta) {}
@@ -145,13 +145,14 @@ struct Reader {
     if constexpr (spec.has_codes()) {
       products.start();
     } else if constexpr (multiplies_by_wgmma(spec)) {
-      share_queries(team, split.unit);
+      if constexpr (L::kQueryLoaders == 0) share_queries(team);
     } else {
       read_queries(team, sums.scores);
     }
     sums.start();
     const TileSpan rows = span_of<L::kWarpSpec>(work);
     BoxWalk<spec, Mods> walk(cta, work, rows);
+    if constexpr (L::kQueryLoaders > 0) await_queries(split);
     const int part [[maybe_unused]] = first_slot_from(boxes.stage * L::kSlices);
 #pragma unroll 1
     for (VisitedBox box; walk.next(box); boxes.advance()) {
@@ -164,6 +165,9 @@ struct Reader {
       ptx::mbarrier_wait_parity(cta.barrier(L::kAt.full, boxes.stage), boxes.parity);
       if (box.sees(mine)) add_slice(team, sums, mine, {box.first + mine, box.is_full(mine)});
       cta.release(cta.barrier(L::kAt.empty, boxes.stage));
+    }
+    if constexpr (L::kQueryLoaders > 0) {
+      if (ends_unit(work, split.unit)) cta.release(cta.barrier(L::kAt.queries_empty, 0));
     }
     if constexpr (multiplies_by_wgmma(spec)) return;
     // What warps left of the split ahead is read: nobody has waited for that since.
@@ -202,14 +206,11 @@ struct Reader {
     }
   }
 
-  /// A operand of Q Kᵀ for both warpgroups, when both have multiplied the one before; the splits of a unit are of the
-  /// same rows. Rows that do not exist are zeros.
-  FOVEA_DEVICE_MEMBER void share_queries(const Team& team, Unit unit) const {
+  /// A operand of Q Kᵀ for both warpgroups, when both have multiplied the one before. Rows that do not exist are zeros.
+  FOVEA_DEVICE_MEMBER void share_queries(const Team& team) const {
     using Tile = typename L::QTile;
-    if (!begins_unit(team.work, unit)) return;
     meet();
-    // Where units are long registers count, else how soon all have come.
-    constexpr int kAtOnce = spec.takes_groups ? 2 : 4;
+    constexpr int kAtOnce = 4;  // what counts is how soon all have come
 #pragma unroll kAtOnce
     for (int i = 0; i < spec.tile_q * Tile::kChunks; i += 32 * L::kReaders) {
       const int at = i + 32 * cta.warp + cta.lane;
@@ -225,6 +226,13 @@ struct Reader {
     }
     ptx::fence_proxy_async_shared_cta();
     meet();
+  }
+
+  /// Of the unit that the split begins.
+  FOVEA_DEVICE_MEMBER void await_queries(const Posted& split) {
+    if (!begins_unit(split.work, split.unit)) return;
+    ptx::mbarrier_wait_parity(cta.barrier(L::kAt.queries_full, 0), queries.parity);
+    queries.advance();
   }
 
   /// By a warpgroup: of a box, keys make room before values are multiplied.

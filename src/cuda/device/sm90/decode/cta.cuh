@@ -27,6 +27,7 @@ struct Layout {
   static constexpr int kBlocks = kWarpSpec.num_warps;  // of rows, each a warp's
   static constexpr int kParts = sm90_decode_parts(spec);
   static constexpr int kLoaders = sm90_decode_loaders(spec);
+  static constexpr int kQueryLoaders = sm90_decode_query_loaders(spec);
   /// Of a thread, where a warpgroup gives registers to two others; else all have as many.
   static constexpr bool kTradesRegisters =
       (spec.has_codes() && kReaders == 8) || multiplies_by_wgmma(spec);

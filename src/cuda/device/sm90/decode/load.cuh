@@ -12,6 +12,7 @@
 #include "sm90/decode/box_walk.cuh"
 #include "sm90/decode/cluster.cuh"
 #include "sm90/decode/cta.cuh"
+#include "sm90/decode/queries.cuh"
 #include "sm90/decode/scales.cuh"
 #include "sm90/split_finder.cuh"
 #include "team/team.cuh"
@@ -117,6 +118,7 @@ struct Load {
       Work work = finder.find(idx);
       post({work, finder.unit()});
       if (work.is_nothing) return;
+      if (idx == ptx::block_idx().x) load_first_queries(work);
       load_split(work);
       if constexpr (spec.takes_groups) load_rest(work, finder.unit());
     }
@@ -125,6 +127,12 @@ struct Load {
   /// Both loading warps find the same splits.
   FOVEA_DEVICE_MEMBER void post(const Posted& split) {
     if (loader == 0) cta.post(split, records);
+  }
+
+  /// By the one that posts nothing: it is the first to ask for anything.
+  FOVEA_DEVICE_MEMBER void load_first_queries(const Work& work) const {
+    if constexpr (L::kQueryLoaders > 0)
+      if (loader == L::kLoaders - 1 && ptx::elect_one()) QueryBoxes<spec>(cta, work).load();
   }
 
   FOVEA_DEVICE_MEMBER KeyShare share() const {
@@ -136,7 +144,7 @@ struct Load {
   FOVEA_DEVICE_MEMBER void load_rest(Work& work, Unit unit) {
     if (unit == Unit::split) return;
 #pragma unroll 1
-    while (!(unit == Unit::group ? ends_group(work) : ends_sequence(work))) {
+    while (!ends_unit(work, unit)) {
       take_split<spec>(work, work.split + 1);
       post({work, unit});
       load_split(work);
