@@ -65,6 +65,32 @@ std::vector<Case> hopper_short_cases() {
   kept_padded.softmax_scale = 2;
   kept_padded.wants_row_max = true;
   kept_padded.has_infinite_values = true;
+  // The same, one after the other: sums of 128 columns.
+  Case kept_wide = short_case("wgmma_short_kept_d128", {384, 384}, 128);
+  kept_wide.num_heads_q = 4;
+  kept_wide.num_heads_kv = 2;
+  kept_wide.mask = causal();
+  kept_wide.has_sinks = true;
+  kept_wide.has_infinite_values = true;
+  // Six tiles of keys through two buffers: CTAs of two row tiles, of one, and of rows that begin behind the first tile,
+  // or see nothing of what others do.
+  Case ring = short_case("wgmma_short_ring", {384, 384}, 80);
+  ring.num_heads_q = 4;
+  ring.num_heads_kv = 2;
+  ring.mask = causal();
+  ring.has_sinks = true;
+  ring.has_infinite_values = true;
+  Case ring_window = short_case("wgmma_short_ring_window", {325, 380}, 80);
+  ring_window.num_heads_q = ring_window.num_heads_kv = 1;
+  ring_window.head_dim_v = 72;
+  ring_window.dtype = Dtype::f16;
+  ring_window.mask = window(40, 10);
+  ring_window.wants_row_max = true;
+  ring_window.has_infinite_values = true;
+  Case ring_top_left = short_case("wgmma_short_ring_top_left", {384, 330}, 80);
+  ring_top_left.num_heads_q = ring_top_left.num_heads_kv = 1;
+  ring_top_left.mask = causal(Align::top_left);
+  ring_top_left.softmax_scale = 3;
   // Three row tiles of one product each, whose next queries are there; two warps of the last have no rows.
   Case next_queries = short_case("wgmma_short_next_queries", {150, 197}, 80);
   next_queries.num_heads_q = next_queries.num_heads_kv = 4;
@@ -134,6 +160,10 @@ std::vector<Case> hopper_short_cases() {
           refilled,
           kept,
           kept_padded,
+          kept_wide,
+          ring,
+          ring_window,
+          ring_top_left,
           next_queries,
           next_queries_causal,
           last_rows,

@@ -97,6 +97,7 @@ std::int32_t ctas_that_fit(const Sm90ShortSpec& spec, const DeviceTraits& device
 /// Rows of a CTA, the groups that share them, and the most keys of a product.
 struct Tile {
   std::int64_t row_tiles, groups, most_keys;
+  std::int64_t kv_buffers = 0;  // that tiles of keys pass through; 0: each has its own
 };
 
 /// With as many buffers of Q, up to one for each of a group's row tiles, as cost no CTA.
@@ -128,14 +129,24 @@ bool can_take_last_first(const Sm90ShortSpec& spec, std::int32_t ctas_of_head,
          row_tiles_of(spec) > groups_of(spec) && spec.tile_q <= kMostRowsLastFirst;
 }
 
-/// Of head dims above, the kernel for long sequences is no slower (measured, likewise).
+/// Up to this head dim, and from kWideHeadDim on (measured, likewise).
 constexpr std::int64_t kWidestKept = 72;
 bool can_keep_queries(const ForwardProblem& f) {
-  return has_mask(f) && !f.is_varlen && widest(f) <= kWidestKept;
+  return has_mask(f) && !f.is_varlen && (widest(f) <= kWidestKept || is_wide(f));
 }
-/// Of more rows than begin with the last.
+/// Of more rows than begin with the last, where registers of two groups hold queries beside wide sums.
 bool keeps_queries(const Sm90ShortSpec& spec, const ForwardProblem& f) {
-  return can_keep_queries(f) && spec.tile_q > kMostRowsLastFirst && spec.tile_kv <= kShortRows;
+  return can_keep_queries(f) && spec.kv_buffers == 0 && spec.tile_q > kMostRowsLastFirst &&
+         spec.tile_kv <= kShortRows && (!is_wide(f) || groups_of(spec) <= 2);
+}
+
+/// Between those, tiles of keys pass through two buffers beside two row tiles, and two CTAs fit an SM: measured at
+/// head_dim 80 under a mask; of 72 it is no gain.
+constexpr std::int64_t kBuffersOfRing = 2;
+bool can_have_ring(const ForwardProblem& f) {
+  return has_mask(f) && !f.is_varlen && widest(f) > kWidestKept &&
+         widest(f) <= kWidestWithLastRows && f.seqlen_q > kMostRowsLastFirst &&
+         f.seqlen_kv > kMostRowsLastFirst;
 }
 
 Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceTraits& device) {
@@ -156,9 +167,11 @@ Sm90ShortSpec with_tile(const ForwardProblem& f, const Tile& tile, const DeviceT
       (has_last ? 1 : 0);
   spec.tile_kv = keys.each;
   spec.stages = keys.count;
+  spec.kv_buffers = static_cast<std::int32_t>(tile.kv_buffers);
   spec.is_persistent = can_be_persistent(spec, f);
-  spec.takes_last_first = can_take_last_first(spec, rows.count, f);
+  spec.takes_last_first = spec.kv_buffers > 0 || can_take_last_first(spec, rows.count, f);
   spec.keeps_queries = keeps_queries(spec, f);
+  spec.runs_ahead = spec.keeps_queries && !is_wide(f);
   return with_queries(spec, device);
 }
 
@@ -195,7 +208,7 @@ Tile tile_of_many_keys(const ForwardProblem& f) {
 std::int64_t most_tokens(const ForwardProblem& f) {
   const bool leaves_half = !is_narrow(f) && !is_wide(f);
   if (!has_mask(f)) return leaves_half ? kKeysOfOneProduct : 320;
-  return leaves_half && !can_keep_queries(f) ? 320 : 384;
+  return leaves_half && !can_keep_queries(f) && !can_have_ring(f) ? 320 : 384;
 }
 
 /// Time of the CTAs that share a head's row tiles, in halves of a row tile: as many waves as they take on the device,
@@ -281,6 +294,10 @@ Sm90ShortSpec Sm90ForwardShort::choose(const ForwardProblem& f, const DeviceTrai
     tile.row_tiles = 1;
     return with_tile(f, tile, device);
   }
+  if (can_have_ring(f))
+    return with_tile(
+        f, {.row_tiles = 2, .groups = 2, .most_keys = kShortRows, .kv_buffers = kBuffersOfRing},
+        device);
   Tile tile = tile_of_many_keys(f);
   Sm90ShortSpec best = with_tile(f, tile, device);
   while (best.ctas_per_sm == 0 && tile.groups > 1) {
@@ -289,7 +306,7 @@ Sm90ShortSpec Sm90ForwardShort::choose(const ForwardProblem& f, const DeviceTrai
   }
   if (best.ctas_per_sm == 0) return best;
   // Rows of a CTA change no bits: keys are in the same tiles. Two measured exceptions to waves, of many heads.
-  if (has_many_heads(f, device) && best.keeps_queries) return best;
+  if (has_many_heads(f, device) && best.runs_ahead) return best;
   while (--tile.row_tiles >= tile.groups) {
     const Sm90ShortSpec spec = with_tile(f, tile, device);
     const std::int64_t gain = time_of(best, f, device) - time_of(spec, f, device);

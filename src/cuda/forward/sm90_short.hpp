@@ -23,7 +23,9 @@ struct SpecText<Sm90ShortSpec> {
   static constexpr std::tuple kMembers{FOVEA_SPEC_MEMBER(Sm90ShortSpec, q_stages),
                                        FOVEA_SPEC_MEMBER(Sm90ShortSpec, is_persistent),
                                        FOVEA_SPEC_MEMBER(Sm90ShortSpec, takes_last_first),
-                                       FOVEA_SPEC_MEMBER(Sm90ShortSpec, keeps_queries)};
+                                       FOVEA_SPEC_MEMBER(Sm90ShortSpec, keeps_queries),
+                                       FOVEA_SPEC_MEMBER(Sm90ShortSpec, runs_ahead),
+                                       FOVEA_SPEC_MEMBER(Sm90ShortSpec, kv_buffers)};
 };
 
 /// A call's parameters and its grid; where it runs is not known here.

@@ -13,4 +13,10 @@ FOVEA_DEVICE std::int32_t lowest_bit(Word bits) {
   return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(power) >> 23U) - 127;
 }
 
+/// Index of the highest one, likewise, of a word below 2^24, which a float holds exactly. bits != 0.
+FOVEA_DEVICE std::int32_t highest_bit(std::uint32_t bits) {
+  return static_cast<std::int32_t>(ptx::bit_cast<std::uint32_t>(static_cast<float>(bits)) >> 23U) -
+         127;
+}
+
 }  // namespace fovea::cuda

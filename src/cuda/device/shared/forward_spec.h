@@ -144,11 +144,15 @@ struct Sm90ShortSpec : ForwardSpec {
   // needs as soon as there is room for it.
   bool is_persistent = false;
   // One CTA has all rows, under a mask: its groups begin with the last row tiles. They see most keys, so the steps that
-  // are left when the last bytes have come are few.
+  // are left when the last bytes have come are few. Of a ring (kv_buffers): CTAs of the last row tiles come first.
   bool takes_last_first = false;
   // A group's queries lie in registers while they are multiplied, and the next ones land where they lay: one buffer is
   // enough for queries to be there a row tile ahead.
   bool keeps_queries = false;
+  // Beside kept queries: the next scores are asked for ahead of the sums.
+  bool runs_ahead = false;
+  // Tiles of keys pass through so many buffers, one after the other; 0: each has its own.
+  std::int32_t kv_buffers = 0;
 
   bool operator==(const Sm90ShortSpec&) const = default;
 };
@@ -568,13 +572,21 @@ inline constexpr std::int32_t kShortLastRows = 16;
 constexpr bool has_last_rows(const Sm90ShortSpec& spec) { return spec.num_warps % 4 != 0; }
 
 /// Bytes of a panel of rows, as TMA writes them: 128 or, where that would leave half of the last one empty, 64. Of Q, K
-/// and V one size: a warp's rows of O lie where its rows of Q did.
+/// and V one size: a warp's rows of O lie where its rows of Q did. A ring has few of them, and TMA takes two rows of
+/// boxes sooner than three.
 constexpr std::int32_t sm90_short_panel_bytes(const Sm90ShortSpec& spec) {
   const auto leaves_half = [&](std::int32_t head_dim) {
     const std::int32_t rest = element_bytes(spec.element) * head_dim % 128;
     return rest > 0 && rest <= 64;
   };
-  return leaves_half(spec.head_dim_qk) && leaves_half(spec.head_dim_v) ? 64 : 128;
+  return spec.kv_buffers == 0 && leaves_half(spec.head_dim_qk) && leaves_half(spec.head_dim_v)
+             ? 64
+             : 128;
+}
+
+/// Buffers of keys, and of values.
+constexpr std::int32_t num_kv_buffers(const Sm90ShortSpec& spec) {
+  return spec.kv_buffers > 0 ? spec.kv_buffers : spec.stages;
 }
 
 /// Shared memory of sm90/attention_forward_short.
@@ -584,13 +596,14 @@ struct Sm90ShortLayout {
   std::int32_t num_queries;  // buffers of so many
 
   std::int32_t q;               // [buffer]
-  std::int32_t k, v;            // [stage]
+  std::int32_t k, v;            // [buffer of keys]
   std::int32_t last_rows;       // Q, later O, of those that have a warp
   std::int32_t q_full;          // [buffer] barriers of 8 bytes
-  std::int32_t k_full, v_full;  // [stage]
+  std::int32_t k_full, v_full;  // [buffer of keys]
   std::int32_t q_empty;         // [buffer]
-  std::int32_t kv_empty;        // persistent: of keys, of values
-  std::int32_t votes;           // [warp] a word
+  std::int32_t
+      kv_empty;  // persistent: of keys, of values; a ring: of keys, then of values [buffer of keys]
+  std::int32_t votes;  // [warp] a word
   std::int32_t bytes;
 };
 
@@ -609,14 +622,15 @@ constexpr Sm90ShortLayout sm90_short_layout(const Sm90ShortSpec& spec) {
   at.v_row_bytes = in_panels(spec.head_dim_v);
   at.q_bytes = kShortRows * (at.qk_row_bytes > at.v_row_bytes ? at.qk_row_bytes : at.v_row_bytes);
   at.q = room.take(at.num_queries * at.q_bytes);
-  at.k = room.take(spec.stages * spec.tile_kv * at.qk_row_bytes);
-  at.v = room.take(spec.stages * spec.tile_kv * at.v_row_bytes);
+  const std::int32_t buffers = num_kv_buffers(spec);
+  at.k = room.take(buffers * spec.tile_kv * at.qk_row_bytes);
+  at.v = room.take(buffers * spec.tile_kv * at.v_row_bytes);
   at.last_rows = room.take(has_last_rows(spec) ? at.q_bytes / kShortRows * kShortLastRows : 0);
   at.q_full = room.take(8 * at.num_queries);
-  at.k_full = room.take(8 * spec.stages);
-  at.v_full = room.take(8 * spec.stages);
+  at.k_full = room.take(8 * buffers);
+  at.v_full = room.take(8 * buffers);
   at.q_empty = room.take(8 * at.num_queries);
-  at.kv_empty = room.take(spec.is_persistent ? 16 : 0);
+  at.kv_empty = room.take(spec.is_persistent ? 16 : 16 * spec.kv_buffers);
   at.votes = room.take(4 * spec.num_warps);
   at.bytes = room.end;
   return at;

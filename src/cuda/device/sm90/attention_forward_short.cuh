@@ -3,7 +3,8 @@
 //   S = Q Kᵀ;  P = exp(mask(scale S) - m);  O = Σ P V / l                                Milakov & Gimelshein 2018
 //
 // A CTA owns tile_q rows of one head, mostly all, and shared memory has all keys and values of their sequence: copies
-// are asked for two tiles ahead, each lands on a barrier of its own, and no buffer of keys is written twice. One to
+// are asked for two tiles ahead, each lands on a barrier of its own, and no buffer of keys is written twice (but see
+// short/ring.cuh: where all keys would leave room for one CTA, tiles pass through two buffers). One to
 // three warpgroups share what landed; each takes 64 rows at a time, and their keys in as few products as registers
 // allow. Sums of a tile and scores of the next run beside each other, but nothing beside the end of 64 rows: the next
 // scores there slow it by more than they take (measured). Queries that have a buffer of their own are asked for behind
@@ -15,7 +16,7 @@
 //
 // Where shared memory has no room for all of Q, a group's queries follow each other in as many buffers as cost no CTA
 // (q_stages); or in one, while those of the rows in hand lie in registers (keeps_queries). Then sums of a tile run
-// beside the powers of the next.
+// beside the powers of the next (runs_ahead), but for wide heads.
 //
 // A class token, or what a length leaves behind its last 64 rows, would take a group as long as 64: up to 16 such rows
 // have a warp of their own, which multiplies them by mma.sync beside the group (short/last_rows.cuh). Of a product with
@@ -33,7 +34,7 @@
 // of a packed sequence is a neighbour's, and may lead there.
 //
 // Chapters, in short/: cta (what all warps know, and which tiles a group multiplies), load, softmax, output, compute,
-// last_rows, persistent. The entry is here.
+// last_rows, persistent, ring. The entry is here.
 //
 // Refused (forward/sm90_short.cpp has the words): score programs, masks that are no range of keys, dropout, caches,
 // sums in f32, what TMA cannot read, longer sequences.
@@ -46,6 +47,7 @@
 #include "shared/forward_spec.h"
 #include "sm90/short/cta.cuh"
 #include "sm90/short/persistent.cuh"
+#include "sm90/short/ring.cuh"
 
 namespace fovea::cuda::sm90 {
 /// num_warps * 32 threads, a CTA for each tile of rows of a head; persistent: as many as run at once, or fewer.
@@ -55,6 +57,10 @@ FOVEA_DEVICE void attention_forward_short(const Sm90ShortParams& p) {
   const RoleWarp self{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()};
   if constexpr (spec.is_persistent) {
     run_persistent<spec, Mods>(self, p);
+  } else if constexpr (spec.kv_buffers > 0) {
+    const Cta<spec> cta{self, p, work_of_cta<spec>(p.common)};
+    if (cta.work.is_nothing) return;
+    run_ring<Mods>(cta);
   } else {
     run_tile<Mods>(Cta<spec>{self, p, work_of_cta<spec>(p.common)});
   }

@@ -37,6 +37,7 @@ struct Compute {
   Rows<spec> rows;
   std::uint32_t q_parities = 0, q_refills = 0;  // of buffers of Q, a bit each
   std::uint32_t tile_parity = 0;                // of a persistent CTA's tiles
+  std::int32_t first_tile = 0;                  // of a ring: the CTA's first
   bool is_finite = true;
 
   FOVEA_DEVICE_MEMBER Compute(const Cta<spec>& of_cta, std::uint32_t later)
@@ -48,7 +49,11 @@ struct Compute {
     Step step{};
     if (!steps.next(step)) return;
     Probabilities p;
-    if constexpr (spec.keeps_queries) return run_ahead(steps, step, pass, p);
+    if constexpr (spec.runs_ahead) return run_ahead(steps, step, pass, p);
+    if constexpr (spec.keeps_queries) {
+      read_queries(step.row_tile);
+      refill(step.row_tile, 1);
+    }
     issue_scores(step);
     load_later_queries(pass);
     for (;;) {
@@ -60,8 +65,14 @@ struct Compute {
       // Note: each way has its wait. Where they meet before O is read, ptxas takes O for a product's that still runs,
       // and lets one product run at a time.
       if (kReusesScores || step.is_last) {
+        if (spec.keeps_queries && has_after) read_queries(after.row_tile);
         finish(step.row_tile, pass);
-        if constexpr (T::kRefills) refill(step.row_tile, spec.q_stages);
+        if constexpr (spec.keeps_queries) {
+          ptx::sync_warp();  // the next O lies where this one did
+          refill(step.row_tile, 2);
+        } else if constexpr (T::kRefills) {
+          refill(step.row_tile, spec.q_stages);
+        }
         if (!has_after) return;
       }
       issue_scores(after);
@@ -80,12 +91,12 @@ struct Compute {
     issue_scores(step);
     ptx::wgmma_wait_group<0>();
     hand_on(cta.barrier(T::kAt.kv_empty, 0), cta.warp == 0 && has_after,
-            [&] { copy_keys(after, 0); });
+            [&] { copy_keys(after, 0, 0); });
     make_probabilities(step, Pass::all, p);
     issue_sums(step, Pass::all, p);
     ptx::wgmma_wait_group<0>();
     hand_on(cta.barrier(T::kAt.kv_empty, 1), cta.warp == 0 && has_after,
-            [&] { copy_values(after, 0); });
+            [&] { copy_values(after, 0, 0); });
     float factors[2];
     store(step.row_tile, Pass::all, factors);
     ptx::fence_proxy_async_shared_cta();  // O lay where the next queries come
@@ -102,7 +113,15 @@ struct Compute {
     ptx::sync_warp();
   }
 
- private:
+  /// Where a tile of keys lies, and the parity of its landing there.
+  FOVEA_DEVICE_MEMBER int buffer_of_keys(int kv_tile) const {
+    return T::kHasRing ? (kv_tile - first_tile) % T::kBuffers : kv_tile;
+  }
+  FOVEA_DEVICE_MEMBER std::uint32_t turn_of(int kv_tile) const {
+    if constexpr (!T::kHasRing) return tile_parity;
+    return static_cast<std::uint32_t>((kv_tile - first_tile) / T::kBuffers) & 1U;
+  }
+
   /// Behind the last sums.
   FOVEA_DEVICE_MEMBER void finish(int row_tile, Pass pass) {
     float factors[2];
@@ -218,11 +237,12 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void issue_scores(const Step& step) {
     using QTile = typename T::QTile;
     using KTile = typename T::KTile;
-    load_up_to(step.kv_tile + kTilesAhead);
+    if constexpr (!T::kHasRing) load_up_to(step.kv_tile + kTilesAhead);
     if (!spec.keeps_queries && step.is_first) await_queries(step.row_tile);
-    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, step.kv_tile), tile_parity);
+    const int buffer = buffer_of_keys(step.kv_tile);
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, buffer), turn_of(step.kv_tile));
     const auto a = k_major_descriptor(QTile{cta.q_at(step.row_tile)});
-    const auto b = k_major_descriptor(KTile{cta.k_at(step.kv_tile)});
+    const auto b = k_major_descriptor(KTile{cta.k_at(buffer)});
     if constexpr (kReusesScores) {
       ptx::wgmma_forget(s);
       ptx::wgmma_forget(o);
@@ -270,9 +290,10 @@ struct Compute {
   /// O += P V.
   FOVEA_DEVICE_MEMBER void issue_sums(const Step& step, Pass pass, const Probabilities& p) {
     using VTile = typename T::VTile;
-    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, step.kv_tile),
-                              tile_parity ^ parity_of(pass));
-    const auto b = mn_major_descriptor(VTile{cta.v_at(step.kv_tile)});
+    const int buffer = buffer_of_keys(step.kv_tile);
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, buffer),
+                              turn_of(step.kv_tile) ^ (T::kHasRing ? 0U : parity_of(pass)));
+    const auto b = mn_major_descriptor(VTile{cta.v_at(buffer)});
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < spec.tile_kv / T::kElement.k_step; ++i) {

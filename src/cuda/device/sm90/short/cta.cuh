@@ -34,11 +34,17 @@ struct Traits {
   static_assert(!kHasLastRows || (!spec.is_varlen && !spec.is_persistent && spec.stages == 1),
                 "only of equal lengths are they as few; their keys are a product");
   static constexpr int kGroups = spec.num_warps / kWarpsOfGroup;
+  /// Do tiles of keys pass through buffers, one after the other?
+  static constexpr bool kHasRing = spec.kv_buffers > 0;
+  static constexpr int kBuffers = num_kv_buffers(spec);
   static constexpr int kRowTiles = spec.tile_q / kShortRows;
   static constexpr Sm90ShortLayout kAt = sm90_short_layout(spec);
   static_assert(kAt.bytes <= 232448, "an SM has no more");
   /// Is there one product of each kind, of all rows with all keys?
   static constexpr bool kIsOneStep = kRowTiles == kGroups && spec.stages == 1;
+  static_assert(!kHasRing || (kRowTiles == kGroups && !kHasLastRows && !spec.keeps_queries &&
+                              !spec.is_varlen && spec.stages > 1 && spec.stages <= 24),
+                "a group has one row tile, beside which keys come and go");
   static_assert(!spec.is_persistent || kIsOneStep, "what a step has read is free");
   static constexpr ElementTraits kElement = element_traits(spec.element);
   static constexpr ptx::WgmmaType kType = wgmma_type(spec.element);
@@ -70,8 +76,13 @@ template <Sm90ShortSpec spec>
 FOVEA_DEVICE Work dense_work(const ForwardParams& p, std::uint32_t id) {
   const auto num_heads = static_cast<std::uint32_t>(p.num_heads_q);
   const auto row_tiles = static_cast<std::uint32_t>(p.num_q_tiles);
-  const std::uint32_t pair = row_tiles == 1 ? id : id / row_tiles;
-  const std::uint32_t row_tile = id - pair * row_tiles;
+  std::uint32_t pair = row_tiles == 1 ? id : id / row_tiles;
+  std::uint32_t row_tile = id - pair * row_tiles;
+  if constexpr (spec.kv_buffers > 0 && spec.takes_last_first) {
+    const std::uint32_t pairs = static_cast<std::uint32_t>(p.num_sequences) * num_heads;
+    row_tile = id / pairs;
+    pair = id - row_tile * pairs;
+  }
   const auto batch = static_cast<std::int32_t>(pair / num_heads);
   Work work{};
   work.sequence = {batch, batch, 0, batch, 0, p.seqlen_q, p.seqlen_kv, false};
@@ -125,11 +136,12 @@ struct Cta : RoleWarp {
   FOVEA_DEVICE_MEMBER SharedAddress q_empty(int row_tile) const {
     return barrier(T::kAt.q_empty, buffer_of(row_tile));
   }
-  FOVEA_DEVICE_MEMBER SharedAddress k_at(int kv_tile) const {
-    return smem + T::kAt.k + kv_tile * T::KTile::kBytes;
+  /// Of a buffer.
+  FOVEA_DEVICE_MEMBER SharedAddress k_at(int buffer) const {
+    return smem + T::kAt.k + buffer * T::KTile::kBytes;
   }
-  FOVEA_DEVICE_MEMBER SharedAddress v_at(int kv_tile) const {
-    return smem + T::kAt.v + kv_tile * T::VTile::kBytes;
+  FOVEA_DEVICE_MEMBER SharedAddress v_at(int buffer) const {
+    return smem + T::kAt.v + buffer * T::VTile::kBytes;
   }
 
   FOVEA_DEVICE_MEMBER int first_query(int row_tile) const {
@@ -143,6 +155,10 @@ struct Cta : RoleWarp {
   /// Of the CTA, whole ones.
   FOVEA_DEVICE_MEMBER int num_whole_row_tiles() const {
     return least(work.sequence.seqlen_q - work.q_begin, spec.tile_q) / kShortRows;
+  }
+  /// All that have rows.
+  FOVEA_DEVICE_MEMBER int num_row_tiles() const {
+    return ceil_div(least(work.sequence.seqlen_q - work.q_begin, spec.tile_q), kShortRows);
   }
   /// Is this the warp of the last rows?
   FOVEA_DEVICE_MEMBER bool has_last_rows() const {

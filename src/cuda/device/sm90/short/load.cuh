@@ -50,22 +50,24 @@ FOVEA_DEVICE void copy_queries(const Cta<spec>& cta, int begin, int end) {
 /// CTAs of the same keys run side by side.
 template <class Tile, Sm90ShortSpec spec>
 FOVEA_DEVICE void copy_tile(const Cta<spec>& cta, int kv_tile, SharedAddress to,
-                            const TensorMapParam& map, int full) {
+                            const TensorMapParam& map, SharedAddress full) {
   const Sequence& sequence = cta.work.sequence;
-  copy<Tile>(to, map, cta.barrier(full, kv_tile),
+  copy<Tile>(to, map, full,
              {0, static_cast<std::int32_t>(sequence.kv_row) + kv_tile * spec.tile_kv,
               cta.work.kv_head, static_cast<std::int32_t>(sequence.kv_batch)},
              ptx::CachePolicy::evict_normal);
 }
 template <Sm90ShortSpec spec>
-FOVEA_DEVICE void copy_keys(const Cta<spec>& cta, int kv_tile) {
+FOVEA_DEVICE void copy_keys(const Cta<spec>& cta, int kv_tile, int buffer) {
   using T = Traits<spec>;
-  copy_tile<typename T::KTile>(cta, kv_tile, cta.k_at(kv_tile), cta.p.k, T::kAt.k_full);
+  copy_tile<typename T::KTile>(cta, kv_tile, cta.k_at(buffer), cta.p.k,
+                               cta.barrier(T::kAt.k_full, buffer));
 }
 template <Sm90ShortSpec spec>
-FOVEA_DEVICE void copy_values(const Cta<spec>& cta, int kv_tile) {
+FOVEA_DEVICE void copy_values(const Cta<spec>& cta, int kv_tile, int buffer) {
   using T = Traits<spec>;
-  copy_tile<typename T::VTile>(cta, kv_tile, cta.v_at(kv_tile), cta.p.v, T::kAt.v_full);
+  copy_tile<typename T::VTile>(cta, kv_tile, cta.v_at(buffer), cta.p.v,
+                               cta.barrier(T::kAt.v_full, buffer));
 }
 
 /// Keys and values of these tiles, a bit each, in the order in which they are multiplied.
@@ -73,14 +75,14 @@ template <Sm90ShortSpec spec>
 FOVEA_DEVICE void copy_tiles(const Cta<spec>& cta, std::uint32_t tiles) {
 #pragma unroll 1
   for (; tiles != 0; tiles &= tiles - 1) {
-    copy_keys(cta, lowest_bit(tiles));
-    copy_values(cta, lowest_bit(tiles));
+    copy_keys(cta, lowest_bit(tiles), lowest_bit(tiles));
+    copy_values(cta, lowest_bit(tiles), lowest_bit(tiles));
   }
 }
 
 /// Barriers that copies land on, side by side from q_full on.
 template <Sm90ShortSpec spec>
-inline constexpr int kLanding = Traits<spec>::kAt.num_queries + 2 * spec.stages;
+inline constexpr int kLanding = Traits<spec>::kAt.num_queries + 2 * Traits<spec>::kBuffers;
 
 /// By one thread.
 template <Sm90ShortSpec spec>
@@ -95,6 +97,11 @@ FOVEA_DEVICE void begin_barriers(const Cta<spec>& cta) {
   }
   if constexpr (spec.is_persistent) {
     for (int i = 0; i < 2; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.kv_empty, i), spec.num_warps);
+  }
+  if constexpr (T::kHasRing) {
+    const int readers = least(cta.num_row_tiles(), T::kGroups) * kWarpsOfGroup;
+    for (int i = 0; i < 2 * T::kBuffers; ++i)
+      ptx::mbarrier_init(cta.barrier(T::kAt.kv_empty, i), readers);
   }
   ptx::fence_mbarrier_init_release_cluster();
 }
@@ -159,7 +166,7 @@ FOVEA_DEVICE void load_again(const Cta<spec>& cta, std::uint32_t tiles, Pass pas
   if (cta.warp == 0 && ptx::elect_one()) {
 #pragma unroll 1
     for (std::uint32_t left = tiles; left != 0; left &= left - 1)
-      copy_values(cta, lowest_bit(left));
+      copy_values(cta, lowest_bit(left), lowest_bit(left));
     copy_queries(cta, 0, T::kAt.num_queries);
   }
   ptx::sync_warp();
