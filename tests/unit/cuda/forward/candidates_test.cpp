@@ -1538,14 +1538,26 @@ TEST(ForwardCandidates, ShortSequencesOnHopperHaveTheirNextQueriesAtHand) {
                             {320, 64, true, 2, false},
                             {384, 64, true, 1, true},
                             {384, 72, true, 1, true},
-                            {384, 128, true, 1, false, 64}}) {
+                            {384, 128, true, 1, true, 64},
+                            {384, 80, true, 1, false}}) {
     SCOPED_TRACE(::testing::Message() << e.seqlen << " tokens, head_dim " << e.head_dim);
     const ForwardPlan plan = chosen_for_short(e.seqlen, e.head_dim, e.num_heads, e.is_causal);
     ASSERT_EQ(plan.candidate, kHopperShort);
     const auto spec = plan.spec.as<Sm90ShortSpec>();
     EXPECT_EQ(spec.q_stages, e.q_stages);
     EXPECT_EQ(spec.keeps_queries, e.keeps_queries);
+    EXPECT_EQ(spec.runs_ahead, e.keeps_queries && e.head_dim <= 72);
   }
+}
+
+/// Two CTAs of two groups, whose keys pass through two buffers; packed sequences and short ones have another kernel.
+TEST(ForwardCandidates, ShortSequencesOnHopperMayHaveKeysInARing) {
+  const ForwardPlan plan = chosen_for_short(384, 80, 192, true);
+  ASSERT_EQ(plan.candidate, kHopperShort);
+  const auto spec = plan.spec.as<Sm90ShortSpec>();
+  EXPECT_EQ(std::tuple(spec.kv_buffers, spec.stages, spec.tile_q, spec.ctas_per_sm),
+            std::tuple(2, 6, 128, 2));
+  EXPECT_EQ(chosen_for_short(320, 80, 192, true).spec.as<Sm90ShortSpec>().kv_buffers, 0);
 }
 
 /// What Hopper's own kernel for short sequences leaves to the others.
@@ -1571,7 +1583,8 @@ TEST(ForwardCandidates, ShortSequencesOnHoppersTensorCoresAreRefusedInWords) {
   EXPECT_EQ(masked(384, 64), "");
   EXPECT_EQ(masked(385, 64), "seqlen_q is 385; expected at most 384");
   EXPECT_EQ(masked(384, 72), "");
-  EXPECT_EQ(masked(321, 80), "seqlen_q is 321; expected at most 320");
+  EXPECT_EQ(masked(384, 80), "");
+  EXPECT_EQ(masked(321, 88), "seqlen_q is 321; expected at most 320");
   Shape few = square(77, 64);
   few.seqlen_q = 16;
   EXPECT_EQ(reason(problem_of(few)), "seqlen_q is 16; expected at least 17");
