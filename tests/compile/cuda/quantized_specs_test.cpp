@@ -354,7 +354,7 @@ TEST(QuantizedNumbers, SpillNothing) {
     const ForwardProblem problem = problem_of({.name = "", .head_dim = 128, .quant = quant});
     for (const jit::Architecture architecture : {jit::Architecture{8, 0}, {9, 0}}) {
       for (const PlannedKernel& kernel : quantize_kv_kernels(quantize_numbers_spec(problem))) {
-        const int most = problem.problem.quant.hadamard ? 16 : 0;  // two registers
+        const int most = problem.problem.quant.hadamard ? 24 : 0;  // three registers
         EXPECT_LE(compiler().compile(kernel.text, architecture).report.spill_bytes, most)
             << kernel.text.label << " " << architecture.name() << " " << quant;
       }
