@@ -465,8 +465,8 @@ struct Combine {
   float sink_ = 0, factor_ = 0;
 };
 
-/// Has each sequence been taken whole, so that no row is left? Of a warp, all lanes together. To look at each row for it
-/// took 38 us of 64 x 1,024 rows (an H200).
+/// Has each sequence been taken whole, so that no row is left? Of a warp, all lanes together. To look at each of 65,536
+/// rows for it took 38 us (an H200).
 template <CombineSpec spec>
 FOVEA_DEVICE bool are_all_whole(const CombineParams& p, const KeyShare& share) {
   bool is_left = false;

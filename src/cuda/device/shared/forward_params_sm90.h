@@ -73,8 +73,8 @@ struct Sm90DecodeParams {
   TensorMapParam k, v;
   // Boxes of one slice and 64 elements, or all codes, for a box of slices of which not all are asked for.
   TensorMapParam k_slice, v_slice;
-  // Where a warp brings queries: dimensions (head_dim, head, row, batch), packed (head_dim, head, total, 1); boxes of 64 elements of
-  // heads_per_tile heads of 64 / heads_per_tile rows, 128-byte swizzle.
+  // Where a warp brings queries: dimensions (head_dim, head, row, batch), packed (head_dim, head, total, 1); boxes of
+  // 64 elements of heads_per_tile heads of 64 / heads_per_tile rows, 128-byte swizzle.
   TensorMapParam q;
   ForwardParams common;
   ScaleParam k_scale, v_scale;  // of codes

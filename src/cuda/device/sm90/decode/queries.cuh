@@ -1,7 +1,7 @@
-// Queries of warpgroups that take unit after unit, on the way into shared memory. TMA and memory take requests in order,
-// and keys are asked for 128 KB ahead: behind them queries would come some 4,000 clocks late. So those of the first unit
-// are asked for ahead of its keys, by who asks for these; those of the next one by a warp of their own, into L2 ahead of
-// its keys, and from there as soon as both groups have multiplied the ones before. Read compute.cuh next.
+// Queries of warpgroups that take unit after unit, on the way into shared memory. TMA and memory take requests in
+// order, and keys are asked for 128 KB ahead: behind them queries would come some 4,000 clocks late. So those of the
+// first unit are asked for ahead of its keys, by who asks for these; those of the next one by a warp of their own, into
+// L2 ahead of its keys, and from there as soon as both groups have multiplied the ones before. Read compute.cuh next.
 #pragma once
 
 #include "common/ring.cuh"
