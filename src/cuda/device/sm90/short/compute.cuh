@@ -68,8 +68,7 @@ struct Compute {
         if (spec.keeps_queries && has_after) read_queries(after.row_tile);
         finish(step.row_tile, pass);
         if constexpr (spec.keeps_queries) {
-          ptx::sync_warp();  // the next O lies where this one did
-          refill(step.row_tile, 2);
+          leave_kept(step.row_tile);
         } else if constexpr (T::kRefills) {
           refill(step.row_tile, spec.q_stages);
         }
@@ -181,8 +180,7 @@ struct Compute {
       if (has_after) read_queries(after.row_tile);
       finish(step.row_tile, pass);
       if (!has_after) return;
-      ptx::sync_warp();  // the next O lies where this one did
-      refill(step.row_tile, 2);
+      leave_kept(step.row_tile);
       issue_scores(after);
       step = after;
     }
@@ -231,6 +229,12 @@ struct Compute {
     q_refills ^= 1U << buffer;
     if (ptx::elect_one()) copy_queries(cta, next);
     ptx::sync_warp();
+  }
+
+  /// O of a row tile whose queries were kept is stored: the buffer is the next but one's.
+  FOVEA_DEVICE_MEMBER void leave_kept(int row_tile) {
+    ptx::sync_warp();  // the next O lies where this one did
+    refill(row_tile, 2);
   }
 
   /// S = Q Kᵀ.
