@@ -491,8 +491,7 @@ TEST(EmulatedQuantized, FiniteScoresOfAnySizeGiveFiniteRows) {
 
 /// Beside sequences, passes over values, columns that nobody has, means and rotations.
 TEST(EmulatedQuantized, FiniteScoresOfAnySizeGiveFiniteRowsBesideAllElse) {
-  for (const char* label :
-       {"coded_packed", "coded_infinite", "coded_padded", "coded_window_d64", "smooth_full_d128"})
+  for (const char* label : {"coded_packed", "coded_infinite", "coded_padded", "smooth_full_d128"})
     expect_scores_of(case_named(label), 1e4);
 }
 
