@@ -489,7 +489,7 @@ TEST(EmulatedQuantized, FiniteScoresOfAnySizeGiveFiniteRows) {
   for (const double size : {20.0, 50.0}) expect_scores_of(case_named("coded_full_d64"), size);
 }
 
-/// Beside sequences, passes over values, columns that nobody has, means and rotations.
+/// Beside sequences, passes over values, columns that nobody has, values without their mean.
 TEST(EmulatedQuantized, FiniteScoresOfAnySizeGiveFiniteRowsBesideAllElse) {
   for (const char* label : {"coded_packed", "coded_infinite", "coded_padded", "smooth_full_d128"})
     expect_scores_of(case_named(label), 1e4);
