@@ -52,8 +52,9 @@ Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
   const std::int64_t v_bytes = writes_values(spec) ? num_keys * spec.head_dim_v * 2
                                                    : tiles * spec.head_dim_v * kQuantizedTile;
   const std::int64_t heads = f.num_sequences * f.num_heads_kv;
-  const std::int64_t mean_bytes =
-      heads * key_mean_floats(spec.head_dim_qk) * std::int64_t{sizeof(float)};
+  const std::int64_t mean_bytes = heads *
+                                  key_mean_floats(spec.head_dim_qk, keeps_greatest_scale(spec)) *
+                                  std::int64_t{sizeof(float)};
   const std::int64_t num_channels = heads * spec.head_dim_v;
   const std::int64_t num_scales = has_channel_scales(spec) ? num_channels
                                   : has_value_codes        ? tiles

@@ -130,6 +130,9 @@ struct Sm90ForwardSpec : ForwardSpec {
   constexpr bool has_rounded_cache() const { return is_cached && multiplies_codes; }
   /// Tiles are copied from pages.
   constexpr bool copies_pages() const { return is_paged && !has_rounded_cache(); }
+  /// Rows of codes may be far from 0 (sm90/forward/far_rows.cuh). Where P has 16 bits they may not: ptxas deals out its
+  /// exponentials otherwise beside a walk for them, and full tiles take 2 to 5 % longer.
+  constexpr bool takes_far_rows() const { return sums_codes && !is_prescaled; }
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
 
@@ -463,9 +466,9 @@ constexpr std::int32_t sm90_qk_bytes(const Sm90ForwardSpec& spec) {
   return spec.multiplies_codes ? 1 : element_bytes(spec.element);
 }
 
-/// Of the mean of keys, where those are codes, and their greatest scale.
+/// Of the mean of keys, where those are codes, and their greatest scale where P is codes too.
 constexpr std::int32_t sm90_mean_bytes(const Sm90ForwardSpec& spec) {
-  return 4 * key_mean_floats(spec.head_dim_qk);
+  return 4 * key_mean_floats(spec.head_dim_qk, spec.sums_codes);
 }
 
 /// Rows of ones below a tile of values that are codes: their sums are those of P, ready in all lanes.
@@ -554,7 +557,7 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   at.misses = room.take(16 * 2 * groups);
   at.kv_tiles = room.take(8 * spec.stages);
   at.of_mean = room.take(codes * 64 * 4);
-  at.has_far = room.take(codes * 4 * 4);
+  at.has_far = room.take(spec.takes_far_rows() ? codes * 4 * 4 : 0);
   at.pages = room.take(4 * sm90_page_words(spec));
   at.redo_list = room.take(4 * 2);
   at.pass = room.take(4);

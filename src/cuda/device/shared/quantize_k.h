@@ -37,9 +37,11 @@ constexpr std::int64_t first_packed_tile(std::int64_t sequence, std::int64_t fir
   return first_row / kQuantizedTile + sequence;
 }
 
-/// Behind the mean of a head's keys stands the greatest of their scales, and room, so that the next one lies at a
-/// multiple of 16 bytes: TMA brings both to whoever rounds rows of Q.
-constexpr std::int32_t key_mean_floats(std::int32_t head_dim) { return head_dim + 4; }
+/// Behind the mean of a head's keys stands the greatest of their scales, where attention asks for it, and room, so that
+/// the next one lies at a multiple of 16 bytes: TMA brings both to whoever rounds rows of Q.
+constexpr std::int32_t key_mean_floats(std::int32_t head_dim, bool keeps_greatest_scale) {
+  return keeps_greatest_scale ? head_dim + 4 : head_dim;
+}
 
 /// What a rotation of rows is: src/quant/hadamard.hpp.
 struct RotationParams {
@@ -52,7 +54,7 @@ struct RotationParams {
 struct QuantizedParams {
   // [batch, num_heads_kv, tiles, parts of a tile, kScalesOfTile], packed without batch
   const QuantizedKeys* keys;
-  // [num_sequences, num_heads_kv, key_mean_floats(head_dim of the codes)], where K is smoothed
+  // [num_sequences, num_heads_kv, key_mean_floats of the codes' head_dim], where K is smoothed
   const float* mean;
   std::int32_t num_tiles;   // of a sequence and head; packed: of a head
   RotationParams rotation;  // where rows are rotated

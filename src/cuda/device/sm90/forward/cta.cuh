@@ -94,9 +94,7 @@ struct Traits {
   static_assert(!spec.sums_codes || spec.multiplies_codes,
                 "P of codes is made of products of codes");
   static_assert(!spec.sums_codes || !spec.has_dropout, "sums of P are of all keys, dropped or not");
-  /// Rows of codes may be far from 0 (far_rows.cuh). Where P has 16 bits they may not: ptxas deals out its exponentials
-  /// otherwise beside a walk for them, and full tiles take 2 to 5 % longer.
-  static constexpr bool kTakesFarRows = spec.sums_codes && !spec.is_prescaled;
+  static constexpr bool kTakesFarRows = spec.takes_far_rows();
   using OTile = SharedTile<64, 2 * spec.head_dim_v, kSwizzle>;
 
   // 65,536 registers: what the launch gives a thread, and what each role makes of it. A group alone on its SM has all
