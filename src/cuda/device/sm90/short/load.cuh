@@ -84,6 +84,10 @@ FOVEA_DEVICE void copy_tiles(const Cta<spec>& cta, std::uint32_t tiles) {
 template <Sm90ShortSpec spec>
 inline constexpr int kLanding = Traits<spec>::kAt.num_queries + 2 * Traits<spec>::kBuffers;
 
+/// Do all barriers end, to begin again (end_barriers)?
+template <Sm90ShortSpec spec>
+inline constexpr bool kEndsBarriers = spec.is_persistent || Traits<spec>::kHasRing;
+
 /// By one thread.
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void begin_barriers(const Cta<spec>& cta) {
@@ -91,7 +95,7 @@ FOVEA_DEVICE void begin_barriers(const Cta<spec>& cta) {
   for (const TensorMapParam* map : {&cta.p.q, &cta.p.k, &cta.p.v})
     ptx::prefetch_tensormap(tensor_map(*map));
   for (int i = 0; i < kLanding<spec>; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.q_full, i), 1);
-  if constexpr (T::kRefills || spec.is_persistent) {
+  if constexpr (T::kRefills || kEndsBarriers<spec>) {
     for (int i = 0; i < T::kAt.num_queries; ++i)
       ptx::mbarrier_init(cta.barrier(T::kAt.q_empty, i), kWarpsOfGroup);
   }
