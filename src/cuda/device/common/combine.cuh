@@ -478,6 +478,12 @@ FOVEA_DEVICE bool are_all_whole(const CombineParams& p, const KeyShare& share) {
   return !ptx::vote_any(is_left);
 }
 
+/// Ahead of a warp's end too: whoever comes behind this grid waits for it alone, so it may not end before the one ahead.
+template <CombineSpec spec>
+FOVEA_DEVICE void await_grid_ahead() {
+  if constexpr (spec.is_chained) ptx::griddepcontrol_wait();
+}
+
 /// Rows of each warp: one; where a warp may find that all are done, as many as there are more than warps.
 template <CombineSpec spec, int kAtOnce>
 FOVEA_DEVICE void combine(const CombineParams& p) {
@@ -485,7 +491,7 @@ FOVEA_DEVICE void combine(const CombineParams& p) {
   KeyShare share{0, false};
   if constexpr (spec.takes_groups)
     share = key_share<CombinedRow<spec>::kCombinedCache>(p, p.tiles_of_cta);
-  if (spec.takes_groups && are_all_whole<spec>(p, share)) return;
+  if (spec.takes_groups && are_all_whole<spec>(p, share)) return await_grid_ahead<spec>();
   using Number = typename CombinedRow<spec>::Number;
 #pragma unroll 1
   for (Number row = static_cast<Number>(ptx::block_idx().x) * warps + ptx::warp_idx();;
@@ -494,10 +500,10 @@ FOVEA_DEVICE void combine(const CombineParams& p) {
     mine.row.find(p, row, share);
     if (mine.row.count != 0) {
       mine.look_up_sink();
-      if constexpr (spec.is_chained) ptx::griddepcontrol_wait();
+      await_grid_ahead<spec>();
       mine.run();
     }
-    if (!spec.takes_groups || row >= p.num_rows) return;
+    if (!spec.takes_groups || row >= p.num_rows) return await_grid_ahead<spec>();
   }
 }
 
