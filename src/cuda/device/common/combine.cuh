@@ -478,7 +478,8 @@ FOVEA_DEVICE bool are_all_whole(const CombineParams& p, const KeyShare& share) {
   return !ptx::vote_any(is_left);
 }
 
-/// Ahead of a warp's end too: whoever comes behind this grid waits for it alone, so it may not end before the one ahead.
+/// Ahead of a warp's end too: whoever comes behind this grid waits for it alone, so it may not end before the one ahead
+/// of it.
 template <CombineSpec spec>
 FOVEA_DEVICE void await_grid_ahead() {
   if constexpr (spec.is_chained) ptx::griddepcontrol_wait();

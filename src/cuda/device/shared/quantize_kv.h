@@ -59,7 +59,8 @@ constexpr bool writes_values(const QuantizeKvSpec& spec) {
   return spec.head_dim_v > 0 && (spec.writes_numbers || spec.centers_v || spec.keeps_v);
 }
 
-/// The greatest scale of a head's keys, behind their mean: Hopper's attention asks for it where P is codes, and rounds Q.
+/// The greatest scale of a head's keys, behind their mean: Hopper's attention asks for it where P is codes, and rounds
+/// Q.
 constexpr bool keeps_greatest_scale(const QuantizeKvSpec& spec) {
   return !spec.rounds_q && spec.head_dim_v > 0 && !writes_values(spec);
 }
