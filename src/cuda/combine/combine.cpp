@@ -40,8 +40,10 @@ const CombineForm& combine_form(std::int64_t num_rows, std::int32_t max_splits, 
 
 jit::KernelText combine_text(const CombineSpec& spec, const CombineForm& form,
                              const DeviceTraits& device) {
-  // Folding takes registers: a CTA less has them.
-  const int ctas_per_sm = spec.has_groups ? form.ctas_per_sm - 1 : form.ctas_per_sm;
+  // Folding takes registers, and so do packed rows of a form with few for each: a CTA less has them.
+  const bool is_narrow =
+      spec.takes_groups && spec.has_packed_q && form.role != KernelRole::deep_combine;
+  const int ctas_per_sm = form.ctas_per_sm - (spec.has_groups ? 1 : 0) - (is_narrow ? 1 : 0);
   return {fmt::format("#include \"common/combine.cuh\"\n"
                       "namespace fovea::cuda {{\n{}}}\n"
                       "extern \"C\" __global__ void __launch_bounds__({}) {}("

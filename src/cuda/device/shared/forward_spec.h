@@ -131,8 +131,9 @@ struct Sm90ForwardSpec : ForwardSpec {
   /// Tiles are copied from pages.
   constexpr bool copies_pages() const { return is_paged && !has_rounded_cache(); }
   /// Rows of codes may be far from 0 (sm90/forward/far_rows.cuh). Where P has 16 bits they may not: ptxas deals out its
-  /// exponentials otherwise beside a walk for them, and full tiles take 2 to 5 % longer.
-  constexpr bool takes_far_rows() const { return sums_codes && !is_prescaled; }
+  /// exponentials otherwise beside a walk for them, and full tiles take 2 to 5 % longer. Nor over a cache: beside the
+  /// walk twice as much spills at head_dim 128, in the loop over full tiles too.
+  constexpr bool takes_far_rows() const { return sums_codes && !is_prescaled && !is_cached; }
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
 
