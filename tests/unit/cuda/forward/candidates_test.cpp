@@ -409,7 +409,7 @@ TEST(ForwardCandidates, RecipesRoundWhatCachesHold) {
   EXPECT_EQ(reason({}, {.page_size = 16}),
             "rows of q, out, k or v do not lie at multiples of 16 bytes, as TMA reads them");
   EXPECT_EQ(reason({.seqlen_kv = 1 << 20}, pages),
-            "rounded keys and values take 4299694080 bytes of workspace, as long as sequences may "
+            "rounded keys and values take 4299694336 bytes of workspace, as long as sequences may "
             "be; expected at most 4294967296");
   const ForwardPlan elsewhere = plan_for("fast", {}, pages, Dtype::i8, 10);
   EXPECT_EQ(elsewhere.candidate, "");
