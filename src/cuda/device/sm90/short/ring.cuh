@@ -62,6 +62,13 @@ struct Ring {
     return cta.barrier(T::kAt.kv_empty, T::kBuffers + compute.buffer_of_keys(kv_tile));
   }
 
+  /// Keys and values.
+  FOVEA_DEVICE_MEMBER void await_tile(int kv_tile) const {
+    const int buffer = compute.buffer_of_keys(kv_tile);
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, buffer), compute.turn_of(kv_tile));
+    ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, buffer), compute.turn_of(kv_tile));
+  }
+
   FOVEA_DEVICE_MEMBER void walk() {
     if (my_end == first) return;
     typename Compute<spec, Mods>::Probabilities p;
@@ -83,9 +90,7 @@ struct Ring {
     // What its rows do not see others wait for.
     for (int kv_tile = my_end; kv_tile + T::kBuffers < end; ++kv_tile) {
       fill(kv_tile, kv_tile);
-      const int buffer = compute.buffer_of_keys(kv_tile);
-      ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, buffer), compute.turn_of(kv_tile));
-      ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, buffer), compute.turn_of(kv_tile));
+      await_tile(kv_tile);
       cta.release(keys_empty(kv_tile));
       cta.release(values_empty(kv_tile));
     }
@@ -96,9 +101,7 @@ struct Ring {
   /// No copy may be on its way when the CTA ends, not of a tile that no row turned out to see.
   FOVEA_DEVICE_MEMBER void await_last() const {
     for (int kv_tile = end - least(end - first, T::kBuffers); kv_tile < end; ++kv_tile) {
-      const int buffer = compute.buffer_of_keys(kv_tile);
-      ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, buffer), compute.turn_of(kv_tile));
-      ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, buffer), compute.turn_of(kv_tile));
+      await_tile(kv_tile);
     }
   }
 
@@ -136,8 +139,7 @@ struct Ring {
         copy_values(cta, kv_tile, buffer);
       }
       ptx::sync_warp();
-      ptx::mbarrier_wait_parity(cta.barrier(T::kAt.k_full, buffer), compute.turn_of(kv_tile));
-      ptx::mbarrier_wait_parity(cta.barrier(T::kAt.v_full, buffer), compute.turn_of(kv_tile));
+      await_tile(kv_tile);
 #pragma unroll 1
       for (int at = cta.warp * kUnitBytes; at < T::VTile::kBytes; at += spec.num_warps * kUnitBytes)
         rewrite_values<spec.element, kUnitBytes>(cta.v_at(buffer) + at, cta.lane, pass);
