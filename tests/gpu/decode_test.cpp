@@ -39,6 +39,14 @@ struct DeviceCall {
   AttentionDecode args;
 };
 
+void expect_call_equals_oracle(const CacheCase& problem) {
+  CacheMemory memory(problem);
+  DeviceCall call(memory.args());
+  attention_decode(call.args);
+  call.copies.copy_back();
+  expect_sequences_equal_oracle(problem, memory, memory.args());
+}
+
 CacheCase decode_case(Dtype dtype) {
   CacheCase problem;
   // 600: three splits; 17: one page and a row; 256: a split, exactly; 2: appended ones alone.
@@ -63,11 +71,7 @@ TEST_F(GpuDecode, EveryLayoutEqualsTheOracle) {
         problem.index_dtype = is_plain ? Dtype::i32 : Dtype::i64;
         SCOPED_TRACE(std::string(name(dtype)) + ", page_size " + std::to_string(page_size) +
                      (is_plain ? "" : ", padded"));
-        CacheMemory memory(problem);
-        DeviceCall call(memory.args());
-        attention_decode(call.args);
-        call.copies.copy_back();
-        expect_sequences_equal_oracle(problem, memory, memory.args());
+        expect_call_equals_oracle(problem);
       }
     }
   }
@@ -79,11 +83,7 @@ TEST_F(GpuDecode, ChunksOfAPromptEqualTheOracle) {
   problem.num_new = problem.seqlen_q = 70;  // more rows than a tile that streams keys
   for (const std::int64_t page_size : {0, 16}) {
     problem.page_size = page_size;
-    CacheMemory memory(problem);
-    DeviceCall call(memory.args());
-    attention_decode(call.args);
-    call.copies.copy_back();
-    expect_sequences_equal_oracle(problem, memory, memory.args());
+    expect_call_equals_oracle(problem);
   }
 }
 
@@ -128,11 +128,7 @@ TEST_P(GpuCodedChunks, EqualTheOracle) {
                  : problem.mask != causal()  ? "window"
                  : problem.shared_prefix > 0 ? "shared prefix"
                                              : "causal");
-    CacheMemory memory(problem);
-    DeviceCall call(memory.args());
-    attention_decode(call.args);
-    call.copies.copy_back();
-    expect_sequences_equal_oracle(problem, memory, memory.args());
+    expect_call_equals_oracle(problem);
   }
 }
 
@@ -158,11 +154,7 @@ TEST_F(GpuDecode, PackedQueriesEqualTheOracle) {
         problem.has_sinks = problem.has_max_seqlen_q = true;
         SCOPED_TRACE(std::string(name(dtype)) + ", page_size " + std::to_string(page_size) +
                      ", chunk " + std::to_string(chunk));
-        CacheMemory memory(problem);
-        DeviceCall call(memory.args());
-        attention_decode(call.args);
-        call.copies.copy_back();
-        expect_sequences_equal_oracle(problem, memory, memory.args());
+        expect_call_equals_oracle(problem);
       }
     }
   }
@@ -195,11 +187,7 @@ TEST_P(GpuSharedPrefixes, EqualTheOracle) {
     problem.mask = mask;
     problem.score = parse_score_mod("score + 0.001 * float(kv_idx - q_idx + seqlen_kv)");
     SCOPED_TRACE(mask.to_string());
-    CacheMemory memory(problem);
-    DeviceCall call(memory.args());
-    attention_decode(call.args);
-    call.copies.copy_back();
-    expect_sequences_equal_oracle(problem, memory, memory.args());
+    expect_call_equals_oracle(problem);
   }
 }
 

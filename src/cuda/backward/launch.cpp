@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 
+#include "core/ceil_div.hpp"
 #include "cuda/backward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
 #include "cuda/params/tensor_params.hpp"
@@ -22,10 +23,6 @@ GradientParam gradient_param(const TensorView& view) {
   if (!view) return {};
   return {
       .tensor = bshd(view), .element = element_of(view.dtype()), .is_aligned = is_aligned(view)};
-}
-
-std::int64_t round_up(std::int64_t count, std::int64_t unit) {
-  return (count + unit - 1) / unit * unit;
 }
 
 class Filler {

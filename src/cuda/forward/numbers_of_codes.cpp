@@ -10,13 +10,11 @@
 namespace fovea::cuda {
 namespace {
 
-constexpr std::int64_t kAlignment = 256;
-
 /// Of a tensor of all sequences, in bytes.
 std::size_t part_of(const ForwardProblem& f, std::int64_t head_dim) {
   const std::int64_t numbers = f.num_sequences * f.seqlen_kv * f.num_heads_kv * head_dim;
   constexpr auto kBytes = std::int64_t{sizeof(std::uint16_t)};
-  return static_cast<std::size_t>(ceil_div(numbers * kBytes, kAlignment) * kAlignment);
+  return static_cast<std::size_t>(round_up(numbers * kBytes, kNumbersAlignment));
 }
 
 TensorView numbers_view(const ForwardProblem& f, std::uint16_t* numbers, std::int64_t head_dim) {

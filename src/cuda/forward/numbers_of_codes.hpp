@@ -29,6 +29,9 @@ struct SpecText<NumbersOfCodesSpec> {
 NumbersOfCodesSpec numbers_of_codes_spec(const ForwardProblem& problem);
 jit::KernelText numbers_of_codes_text(const NumbersOfCodesSpec& spec);
 
+/// Of workspace that they are put at, in bytes.
+inline constexpr std::int64_t kNumbersAlignment = 256;
+
 /// Of K and V of all sequences, as long as they may be.
 std::size_t numbers_bytes(const ForwardProblem& problem);
 std::int64_t num_numbers_ctas(const ForwardProblem& problem);

@@ -4,6 +4,7 @@
 
 #include "fovea/mask.hpp"
 
+#include "core/ceil_div.hpp"
 #include "cuda/forward/sm90_coded.hpp"
 
 namespace fovea::cuda {
@@ -11,7 +12,6 @@ namespace {
 
 /// What a call may want of workspace for a chunk of a prompt. It is that of all sequences, however long they may be.
 constexpr std::size_t kMostBytes = std::size_t{1} << 30;
-constexpr std::size_t kAlignment = 256;
 
 /// As the kernel sees it: a contiguous cache of q's dtype.
 ForwardProblem problem_of_numbers(ForwardProblem f) {
@@ -23,7 +23,7 @@ ForwardProblem problem_of_numbers(ForwardProblem f) {
 
 std::size_t numbers_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
   const std::size_t bytes = Sm90Forward::scratch_bytes(spec, problem_of_numbers(f));
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(bytes), kNumbersAlignment));
 }
 
 }  // namespace
