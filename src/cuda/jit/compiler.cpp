@@ -21,15 +21,15 @@ constexpr std::string_view kUnitName = "fovea_kernel.cu";
 /// A program of the library, destroyed with its scope.
 class Program {
  public:
-  Program(const CompilerApi& api, const std::string& text, std::span<const SourceFile> headers)
-      : api_(api) {
+  /// It sees those of the headers that it includes.
+  Program(const CompilerApi& api, const std::string& text, const DeviceText& headers) : api_(api) {
     std::vector<const char*> texts, names;
-    for (const SourceFile& header : headers) {
-      texts.push_back(header.text);
-      names.push_back(header.name);
+    for (const std::size_t i : included_files(headers, text)) {
+      texts.push_back(headers.files[i].text);
+      names.push_back(headers.files[i].name);
     }
     check(api.create_program(&program_, text.c_str(), kUnitName.data(),
-                             static_cast<int>(headers.size()), texts.data(), names.data()),
+                             static_cast<int>(names.size()), texts.data(), names.data()),
           "creating a program");
   }
   ~Program() { api_.destroy_program(&program_); }
@@ -194,7 +194,7 @@ std::string clang_version_in(const std::string& log) {
 }  // namespace
 
 Compiler::Compiler(CompilerSearch search, DeviceText device_text)
-    : search_(std::move(search)), device_text_(device_text) {}
+    : search_(std::move(search)), device_text_(std::move(device_text)) {}
 
 const std::optional<std::string>& Compiler::file() {
   std::call_once(search_once_, [&] { file_ = find_compiler_file(search_); });
@@ -266,7 +266,7 @@ Cubin Compiler::compile(const KernelText& text, Architecture architecture) {
     throw CompileError(fmt::format("kernel {} is not compiled: the process ends", text.label));
   ++num_compiles_;
   const std::int64_t start_ms = thread_cpu_ms();
-  Program program(api, text.unit, device_text_.files);
+  Program program(api, text.unit, device_text_);
   program.end_once(is_stopped_);
   const int result = program.compile(compile_options(architecture));
   const std::string log = program.log();

@@ -1,8 +1,10 @@
 // The text of src/cuda/device and src/cuda/amd, embedded in the library at build time (cmake/FoveaEmbed.cmake).
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "cuda/jit/architecture.hpp"
 #include "cuda/jit/sha256.hpp"
@@ -14,11 +16,16 @@ struct SourceFile {
   const char* text;
 };
 
-/// All headers that a unit may include, and a digest of their names and texts.
+/// All headers that a unit may include.
 struct DeviceText {
   std::span<const SourceFile> files;
-  Sha256 digest{};
+  std::vector<Sha256> digests;  // of each file's text
+  Sha256 digest{};              // of all names and texts
 };
+
+/// Which of the files a unit includes, and which these include, ascending. Lines `#include "name"` are followed whatever
+/// #if they stand behind; the compiler is given these files alone, so no other way to include one compiles.
+std::vector<std::size_t> included_files(const DeviceText& text, std::string_view unit);
 
 const DeviceText& embedded_device_text();
 

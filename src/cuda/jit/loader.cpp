@@ -321,7 +321,10 @@ Sha256 text_key(const KernelText& text, const DeviceText& device_text, Architect
   const std::vector<std::string> options = compile_options(architecture);
   hasher.add_number(options.size());
   for (const std::string& option : options) hasher.add_text(option);
-  hasher.add_digest(device_text.digest);
+  for (const std::size_t i : included_files(device_text, text.unit)) {
+    hasher.add_text(device_text.files[i].name);
+    hasher.add_digest(device_text.digests[i]);
+  }
   hasher.add_text(text.unit);
   return hasher.finish();
 }

@@ -1,7 +1,7 @@
 // Kernels ready to launch, from where they are nearest: memory, kernel pack, disk, compiler; what the driver refuses of
 // one is looked for at the next. A Plan
 // keeps what it got; the text alone is the key here, so that nothing that shapes a kernel can be left
-// out of it. Printing and hashing it costs a new plan some 0.1 ms.
+// out of it. Printing and hashing it costs a new plan 0.1 to 0.2 ms.
 #pragma once
 
 #include <atomic>
@@ -194,7 +194,7 @@ class Loader {
   Background background_;
 };
 
-/// The digest of all that shapes a cubin but the compiler's version: unit, headers, options,
+/// The digest of all that shapes a cubin but the compiler's version: unit, headers that it includes, options,
 /// architecture.
 Sha256 text_key(const KernelText& text, const DeviceText& device_text, Architecture architecture);
 

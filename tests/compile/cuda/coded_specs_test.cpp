@@ -44,8 +44,7 @@ ForwardPlan plan_of(const Shape& shape, bool has_left_padding = false) {
 }
 
 jit::Cubin compiled_for(const ForwardPlan& plan, bool is_hopper) {
-  return compiler().compile(planned_kernels(plan).front().text,
-                            {.major = is_hopper ? 9 : 8, .minor = 0});
+  return compiled(planned_kernels(plan).front().text, {.major = is_hopper ? 9 : 8, .minor = 0});
 }
 
 class CodedSpecs : public ::testing::TestWithParam<Shape> {};
@@ -149,8 +148,7 @@ TEST_P(HopperChunkSpecs, ConvertBeforehand) {
   if (const auto reason = why_no_compiler()) GTEST_SKIP() << *reason;
   const ForwardPlan plan = plan_of(GetParam());
   ASSERT_EQ(plan.candidate, Sm90ForwardConverted::kName);
-  const jit::Cubin cubin =
-      compiler().compile(numbers_of_codes_text(*plan.numbers), {.major = 9, .minor = 0});
+  const jit::Cubin cubin = compiled(numbers_of_codes_text(*plan.numbers), {.major = 9, .minor = 0});
   EXPECT_EQ(cubin.report.spill_bytes, 0);
   EXPECT_LE(cubin.report.registers, 65536 / (3 * kNumbersThreads));
 }

@@ -1,4 +1,6 @@
-// The compiler of the compile tests: one for the process, or the reason why there is none.
+// What the compile tests look at: kernels that a loader compiles, or the reason why there is no compiler. What was
+// compiled from the same text by the same compiler is kept in a folder of the user's cache, as the library's own kernels
+// are: most of what these tests take is the compiler's time.
 #pragma once
 
 #include <initializer_list>
@@ -8,19 +10,27 @@
 #include <tuple>
 #include <vector>
 
-#include "cuda/jit/compiler.hpp"
+#include "cuda/jit/loader.hpp"
+#include "cuda/jit/places.hpp"
 #include "support/long_run.hpp"
 
 namespace fovea::cuda {
 
-inline jit::Compiler& compiler() {
-  static jit::Compiler compiler;
-  return compiler;
+inline jit::Loader& loader() {
+  static jit::Loader loader([] {
+    jit::LoaderOptions options;
+    options.pack = std::nullopt;
+    const auto folder = jit::cache_folder();
+    options.disk.folder = folder ? *folder / "compile_tests" : "";
+    return options;
+  }());
+  return loader;
 }
 
 inline std::optional<std::string> why_no_compiler() {
-  if (compiler().library().is_present()) return std::nullopt;
-  return compiler().library().why_absent();
+  const jit::CompilerLibrary& library = loader().compiler().library();
+  if (library.is_present()) return std::nullopt;
+  return library.why_absent();
 }
 
 /// Compiled once for all tests: problems that differ in what a kernel of theirs does not see share its text.
@@ -29,7 +39,7 @@ inline const jit::Cubin& compiled(const jit::KernelText& text, jit::Architecture
   const std::tuple key(architecture.major, architecture.minor, text.unit);
   const auto found = cubins.find(key);
   if (found != cubins.end()) return found->second;
-  return cubins.emplace(key, compiler().compile(text, architecture)).first->second;
+  return cubins.emplace(key, loader().cubin(text, architecture)).first->second;
 }
 
 /// One text that several architectures run differs between them by ptxas alone, and compiling it for each took a

@@ -45,7 +45,7 @@ TEST_P(Fp4Specs, SpillNothingAndMultiplyFourBits) {
   const auto& spec = plan.spec.as<Fp4ForwardSpec>();
   EXPECT_LE(fp4_layout(spec).bytes * spec.ctas_per_sm, 99 * 1024);
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
-    const jit::Cubin cubin = compiler().compile(kernel.text, {.major = 12, .minor = 0});
+    const jit::Cubin cubin = compiled(kernel.text, {.major = 12, .minor = 0});
     EXPECT_EQ(cubin.report.spill_bytes, 0) << kernel.text.label;
     if (kernel.role != KernelRole::main) continue;
     const auto code = machine_code(cubin);

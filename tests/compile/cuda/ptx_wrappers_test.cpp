@@ -160,8 +160,7 @@ TEST(DeviceText, EachHeaderCompilesAlone) {
                              "\"\nextern \"C\" __global__ void fovea_kernel() {}\n";
     const bool is_of_blackwell = std::string_view(file.name).find("tcgen05") != std::string::npos;
     const jit::Architecture architecture{is_of_blackwell ? 10 : 9, 0};
-    EXPECT_NO_THROW(compiler().compile({.unit = unit, .label = file.name}, architecture))
-        << file.name;
+    EXPECT_NO_THROW(compiled({.unit = unit, .label = file.name}, architecture)) << file.name;
   }
 }
 

@@ -224,7 +224,7 @@ TEST_P(Sm80QuantizedSpecs, MultiplyIntegersAndSpillNothingInLoops) {
   ASSERT_EQ(plan.candidate, Sm80ForwardQuantized::kName);
   const auto& spec = plan.spec.as<TeamSpec>();
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
-    const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+    const jit::Cubin cubin = compiled(kernel.text, architecture);
     const bool is_main = kernel.role == KernelRole::main;
     EXPECT_LE(cubin.report.spill_bytes, is_main ? shape.spill_bytes : 0) << kernel.text.label;
     if (!is_main) continue;
@@ -292,7 +292,7 @@ TEST_P(RoundedExponentialsSpecs, SpillNothingInLoops) {
   ASSERT_EQ(plan.candidate, Sm80ForwardQuantized::kName);
   const auto& spec = plan.spec.as<TeamSpec>();
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
-    const jit::Cubin cubin = compiler().compile(kernel.text, architecture);
+    const jit::Cubin cubin = compiled(kernel.text, architecture);
     const bool is_main = kernel.role == KernelRole::main;
     EXPECT_LE(cubin.report.spill_bytes, is_main ? shape.spill_bytes : 0) << kernel.text.label;
     if (!is_main) continue;
@@ -355,7 +355,7 @@ TEST(QuantizedNumbers, SpillNothing) {
     for (const jit::Architecture architecture : {jit::Architecture{8, 0}, {9, 0}}) {
       for (const PlannedKernel& kernel : quantize_kv_kernels(quantize_numbers_spec(problem))) {
         const int most = problem.problem.quant.hadamard ? 24 : 0;  // three registers
-        EXPECT_LE(compiler().compile(kernel.text, architecture).report.spill_bytes, most)
+        EXPECT_LE(compiled(kernel.text, architecture).report.spill_bytes, most)
             << kernel.text.label << " " << architecture.name() << " " << quant;
       }
     }

@@ -142,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(Architectures, Tcgen05Forms, ::testing::Values(0, 3),
 /// What the compiler says of a unit that it must not take.
 std::string refusal(const std::string& unit, jit::Architecture architecture) {
   try {
-    compiler().compile({.unit = kPrelude + unit, .label = "tcgen05"}, architecture);
+    compiled({.unit = kPrelude + unit, .label = "tcgen05"}, architecture);
   } catch (const CompileError& error) {
     return error.what();
   }

@@ -79,6 +79,20 @@ TEST(Compiler, ErrorTellsThePlaceInTheUnitAndTheLineThere) {
             HasSubstr("1 error detected")));
 }
 
+/// A key counts what such lines include (device_text.hpp): whatever else would include a file does not compile.
+TEST(Compiler, SeesNoFileThatAKeyDoesNotCount) {
+  FOVEA_SKIP_WITHOUT_NVRTC();
+  const SourceFile headers[] = {{"a/b.cuh", "\n"}};
+  Compiler compiler(default_search(CompilerKind::nvrtc), make_device_text(headers));
+  EXPECT_NO_THROW(compiler.compile({.unit = "#include \"a/b.cuh\"\n", .label = "plain"}, {8, 0}));
+  for (const char* line : {"# include \"a/b.cuh\"\n", "#include <a/b.cuh>\n",
+                           "#define FILE \"a/b.cuh\"\n#include FILE\n"}) {
+    EXPECT_THAT(message_of(compiler, {.unit = line, .label = "hidden"}, {8, 0}),
+                HasSubstr("does not compile"))
+        << line;
+  }
+}
+
 TEST(Compiler, ErrorInAHeaderTellsThePlaceInTheHeader) {
   FOVEA_SKIP_WITHOUT_NVRTC();
   const SourceFile headers[] = {{"a/b.cuh", "// fine\nint g() { return wrong; }\n"}};

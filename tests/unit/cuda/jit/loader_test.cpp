@@ -85,6 +85,23 @@ TEST_F(LoaderTest, TextArchitectureAndHeadersAreTheKeyAndTheLabelIsNot) {
   EXPECT_NE(text_key(small_kernel(), make_device_text(headers), kHopper), key);
 }
 
+/// A release that changes the text of other kernels finds this one on disk.
+TEST_F(LoaderTest, HeadersThatAUnitDoesNotIncludeAreNotItsKey) {
+  const KernelText unit{.unit = "#include \"a/kernel.cuh\"\nvoid f() {}\n", .label = "f"};
+  const auto key_of = [&](std::vector<SourceFile> files) {
+    return text_key(unit, make_device_text(files), kHopper);
+  };
+  const SourceFile kernel{"a/kernel.cuh", "#pragma once\n#if 0\n#include \"a/base.cuh\"\n#endif\n"};
+  const SourceFile base{"a/base.cuh", "#include \"a/kernel.cuh\"\n// includes it in turn\n"};
+  const SourceFile other{"a/other.cuh", "// of another kernel\n"};
+  const Sha256 key = key_of({kernel, base, other});
+  EXPECT_EQ(key_of({other, base, kernel}), key_of({base, kernel}));
+  EXPECT_EQ(key_of({kernel, base, {"a/other.cuh", "// another text\n"}}), key);
+  EXPECT_NE(key_of({kernel, {"a/base.cuh", "// another text\n"}, other}), key);
+  EXPECT_NE(key_of({{"a/kernel.cuh", "#pragma once\n"}, base, other}), key);
+  EXPECT_NE(key_of({kernel, other}), key);
+}
+
 /// The roles that come last, too: there once were more of them than places.
 TEST_F(LoaderTest, ASetHasAPlaceForEveryRole) {
   LoaderOptions packed = without_compiler();
