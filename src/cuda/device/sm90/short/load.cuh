@@ -103,7 +103,7 @@ FOVEA_DEVICE void begin_barriers(const Cta<spec>& cta) {
     for (int i = 0; i < 2; ++i) ptx::mbarrier_init(cta.barrier(T::kAt.kv_empty, i), spec.num_warps);
   }
   if constexpr (T::kHasRing) {
-    const int readers = least(cta.num_row_tiles(), T::kGroups) * kWarpsOfGroup;
+    const int readers = cta.num_row_tiles() * kWarpsOfGroup;
     for (int i = 0; i < 2 * T::kBuffers; ++i)
       ptx::mbarrier_init(cta.barrier(T::kAt.kv_empty, i), readers);
   }

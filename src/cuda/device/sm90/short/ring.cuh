@@ -108,16 +108,19 @@ struct Ring {
   /// Warp 0 asks for tiles in the place of keys, and of values, before these, which it has read.
   FOVEA_DEVICE_MEMBER void fill(int keys_read, int values_read) {
     if (cta.warp != 0) return;
-    for (; keys_asked < end && keys_asked < keys_read + T::kBuffers; ++keys_asked) {
-      const int read = keys_asked - T::kBuffers;
-      cta.await(keys_empty(read), compute.turn_of(read));
-      if (ptx::elect_one()) copy_keys(cta, keys_asked, compute.buffer_of_keys(keys_asked));
-    }
-    for (; values_asked < end && values_asked < values_read + T::kBuffers; ++values_asked) {
-      const int read = values_asked - T::kBuffers;
-      cta.await(values_empty(read), compute.turn_of(read));
-      if (ptx::elect_one()) copy_values(cta, values_asked, compute.buffer_of_keys(values_asked));
-    }
+    const auto fill_up_to = [&](int read_end, int& asked, auto&& empty, auto&& copy) {
+      for (; asked < end && asked < read_end + T::kBuffers; ++asked) {
+        const int read = asked - T::kBuffers;
+        cta.await(empty(read), compute.turn_of(read));
+        if (ptx::elect_one()) copy(asked, compute.buffer_of_keys(asked));
+      }
+    };
+    fill_up_to(
+        keys_read, keys_asked, [&](int kv_tile) { return keys_empty(kv_tile); },
+        [&](int kv_tile, int buffer) { copy_keys(cta, kv_tile, buffer); });
+    fill_up_to(
+        values_read, values_asked, [&](int kv_tile) { return values_empty(kv_tile); },
+        [&](int kv_tile, int buffer) { copy_values(cta, kv_tile, buffer); });
     ptx::sync_warp();
   }
 
