@@ -118,6 +118,7 @@ TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, s
   spec.box = {static_cast<std::uint32_t>(panel), static_cast<std::uint32_t>(rows), 1, 1};
   spec.swizzle = panel == kPanelElements ? driver::TensorMapSwizzle::bytes_128
                                          : driver::TensorMapSwizzle::bytes_64;
+  spec.l2_promotion = driver::TensorMapL2Promotion::bytes_128;
   return encode(spec, t.data());
 }
 

@@ -155,6 +155,23 @@ TEST(ForwardLaunch, DecodingAsksForBoxesOfSlicesAndForNothingBesideThem) {
   }
 }
 
+/// Heads of 64 are neighbours of 128 bytes.
+TEST(ForwardLaunch, TmaBringsNoNeighbourOfAHead) {
+  for (const std::int64_t seqlen : {384, 4096}) {
+    Call call(seqlen, seqlen, 6);
+    call.prepare(typical_device(9, 0));
+    std::vector<driver::TensorMapSpec> maps;
+    const auto encode = [&](const driver::TensorMapSpec& spec, const void*) {
+      maps.push_back(spec);
+      return TensorMapParam{};
+    };
+    Sm90Forward::prepare(call.problem, call.plan, call.args, nullptr, call.memory, encode);
+    ASSERT_EQ(maps.size(), 4U);
+    for (const driver::TensorMapSpec& map : maps)
+      EXPECT_EQ(map.l2_promotion, driver::TensorMapL2Promotion::bytes_128);
+  }
+}
+
 TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {
   Call call(512, 512, 6);
   call.args.mask = causal();  // 4 tiles of 128 rows for 6 heads of 2 sequences
