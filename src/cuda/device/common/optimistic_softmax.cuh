@@ -199,8 +199,9 @@ struct OptimisticRows {
       shift[1] = ptx::fma_rn_ftz(-kIntegerOrigin, unit[1], shift[1]);
     }
     float argument[kScores], power[kScores], parts[4];
-    constexpr int kAhead = 4;   // from the fma to its ex2
-    constexpr int kBehind = 8;  // from the ex2 to its sum and conversion
+    constexpr int kAhead = 4;                    // from the fma to its ex2
+    constexpr int kBehind = are_codes ? 16 : 8;  // from the ex2 to its sum and conversion
+    static_assert(chunk == 0 || chunk > kAhead + 2, "a chunk waits for powers made before");
 #pragma unroll
     for (int i = -kAhead; i < kScores + kBehind; ++i) {
       if (i + kAhead < kScores) {

@@ -122,8 +122,10 @@ struct Traits {
   static_assert(!spec.has_codes() || (kGroups == 2 && !kIsWide && spec.loads_by_cp_async &&
                                       !spec.multiplies_codes && spec.tile_kv == 32 * kLoaders),
                 "a lane of four warps that load codes has a row of each tile");
-  /// Powers between two links of the chain in OptimisticRows::exponentiate.
-  static constexpr int kChunk = kGroups == 2 && spec.head_dim_v == 128 ? 16 : 0;
+  /// Powers between two links of the chain in OptimisticRows::exponentiate; scores that stay codes have the shortest.
+  static constexpr int kChunk = spec.multiplies_codes && !spec.is_prescaled ? 8
+                                : kGroups == 2 && spec.head_dim_v == 128    ? 16
+                                                                            : 0;
 };
 
 /// A tile of rows of one head, or of the first of heads_per_tile. Packed: `batch` is the sequence, `number` that of the
