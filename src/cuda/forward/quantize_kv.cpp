@@ -14,9 +14,10 @@
 namespace fovea::cuda {
 namespace {
 
-/// CTAs of an SM: enough bytes of loads are under way then to keep memory busy. Rows by elements take registers of the
-/// third, and so do rows that are rotated.
+/// CTAs of an SM: the more, the more bytes of loads are under way. Rows by elements take registers of the third, and so
+/// do rows that are rotated.
 constexpr int kCtasPerSm = 3;
+constexpr int kMoreCtasPerSm = 4;
 constexpr int kFewerCtasPerSm = 2;
 
 /// Rows and tiles of a head, and lists of tiles: packed sequences have one. Of the problem, bounds of those of a call.
@@ -74,16 +75,24 @@ Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
   return at;
 }
 
-/// `ctas_per_sm`: that registers are left for.
-jit::KernelText text_of(std::string_view entry, int ctas_per_sm, const QuantizeKvSpec& spec) {
+/// `num_ctas`: of an SM, that registers are left for.
+jit::KernelText text_of(std::string_view entry, int num_ctas, const QuantizeKvSpec& spec) {
   return {fmt::format("#include \"common/quantize_kv.cuh\"\n"
                       "namespace fovea::cuda {{\n{}}}\n"
                       "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
                       "const __grid_constant__ fovea::cuda::{} p) {{\n"
                       "  fovea::cuda::{}<fovea::cuda::spec>(p);\n}}\n",
-                      print_spec(spec), kQuantizeThreads, ctas_per_sm, jit::kEntryName,
+                      print_spec(spec), kQuantizeThreads, num_ctas, jit::kEntryName,
                       spec.is_cached ? "QuantizeCacheParams" : "QuantizeKvParams", entry),
           fmt::format("common/{} {} d{}", entry, name(spec.element), spec.head_dim_qk)};
+}
+
+/// Rows of 64 numbers spill nothing where there are four, plain ones of 128 a few bytes.
+int ctas_per_sm(const QuantizeKvSpec& spec) {
+  if (spec.reads_elements || spec.rotates) return kFewerCtasPerSm;
+  if (spec.rounding != Rounding::rows || spec.is_cached || spec.rounds_q) return kCtasPerSm;
+  const bool is_narrow = std::max(spec.head_dim_qk, spec.head_dim_v) <= 64;
+  return is_narrow || !(spec.is_packed || spec.smooths_v) ? kMoreCtasPerSm : kCtasPerSm;
 }
 
 /// A map of rows of codes, so many of each of `lists` lists of each head.
@@ -202,11 +211,10 @@ QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {
 }
 
 PlannedKernels quantize_kv_kernels(const QuantizeKvSpec& spec) {
-  const int ctas_per_sm = spec.reads_elements || spec.rotates ? kFewerCtasPerSm : kCtasPerSm;
   PlannedKernels kernels;
   if (looks_at_sequences(spec))
     kernels.push_back({KernelRole::key_mean, text_of("mean_of_keys", 1, spec)});
-  kernels.push_back({KernelRole::quantize, text_of("quantize_kv", ctas_per_sm, spec)});
+  kernels.push_back({KernelRole::quantize, text_of("quantize_kv", ctas_per_sm(spec), spec)});
   return kernels;
 }
 

@@ -53,8 +53,12 @@ TEST_P(QuantizedSpecs, SpillNothingInLoops) {
   ASSERT_EQ(plan.candidate, Sm90ForwardQuantized::kName);
   for (const PlannedKernel& kernel : planned_kernels(plan)) {
     const jit::Cubin& cubin = compiled(kernel.text, {.major = 9, .minor = 0});
-    EXPECT_LE(cubin.report.spill_bytes,
-              kernel.role == KernelRole::main ? GetParam().spill_bytes : 0)
+    // What rounds: four CTAs of it in an SM have 64 registers a thread each.
+    const bool is_wide_rounding =
+        kernel.role == KernelRole::quantize && plan.spec->head_dim_qk > 64;
+    EXPECT_LE(cubin.report.spill_bytes, kernel.role == KernelRole::main ? GetParam().spill_bytes
+                                        : is_wide_rounding              ? 24
+                                                                        : 0)
         << kernel.text.label;
     EXPECT_EQ(cubin.report.num_wgmma_notes, 0);
     if (kernel.role != KernelRole::main || GetParam().has_program()) continue;
