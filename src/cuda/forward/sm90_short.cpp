@@ -67,9 +67,10 @@ bool is_one_step(const Sm90ShortSpec& spec) {
   return spec.stages == 1 && row_tiles_of(spec) == groups_of(spec);
 }
 
-/// Do row tiles one after the other take no more registers than one? Of a product with all keys, whose probabilities
-/// lie where its scores did; but of narrow heads, and from 96 on, more CTAs of more row tiles are behind (measured).
-bool reuses_scores(const Sm90ShortSpec& spec) {
+/// Are row tiles one after the other to have no more registers than one? They need none of a product with all keys, whose
+/// probabilities lie where its scores did; but of narrow heads, and from 96 on, more CTAs of more row tiles are behind
+/// (measured).
+bool spares_registers_of_probabilities(const Sm90ShortSpec& spec) {
   return spec.stages == 1 && is_a_little_wide(std::max(spec.head_dim_qk, spec.head_dim_v));
 }
 
@@ -77,7 +78,8 @@ bool reuses_scores(const Sm90ShortSpec& spec) {
 /// the one before; queries that are kept. As compiled: with less much spills. Up to 80 bytes do where a mask is walked
 /// or a warp has the last rows, and 16 beside sums of 128 columns, where a CTA less was measured as slower.
 int wanted_registers(const Sm90ShortSpec& spec) {
-  const int probabilities = is_one_step(spec) || reuses_scores(spec) ? 0 : spec.tile_kv / 4;
+  const bool is_spared = is_one_step(spec) || spares_registers_of_probabilities(spec);
+  const int probabilities = is_spared ? 0 : spec.tile_kv / 4;
   const int queries = spec.keeps_queries ? spec.head_dim_qk / 4 : 0;
   return std::max(kFewestRegisters,
                   spec.tile_kv / 2 + probabilities + queries + spec.head_dim_v / 2 + 24);
