@@ -110,6 +110,14 @@ driver::TensorMapSpec four_dimensions(const TensorView& t, bool has_neighbours =
   return spec;
 }
 
+/// What L2 fetches where some bytes are asked for: 256 where a head's rows are as many or several times that, else 128,
+/// of which fewer are a neighbour's.
+driver::TensorMapL2Promotion promotion_of(const TensorView& t) {
+  const std::int64_t row_bytes = t.size(t.rank() - 1) * size_bytes(t.dtype());
+  return row_bytes % 256 == 0 ? driver::TensorMapL2Promotion::bytes_256
+                              : driver::TensorMapL2Promotion::bytes_128;
+}
+
 }  // namespace
 
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, std::int64_t rows,
@@ -118,7 +126,7 @@ TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& t, s
   spec.box = {static_cast<std::uint32_t>(panel), static_cast<std::uint32_t>(rows), 1, 1};
   spec.swizzle = panel == kPanelElements ? driver::TensorMapSwizzle::bytes_128
                                          : driver::TensorMapSwizzle::bytes_64;
-  spec.l2_promotion = driver::TensorMapL2Promotion::bytes_128;
+  spec.l2_promotion = promotion_of(t);
   return encode(spec, t.data());
 }
 

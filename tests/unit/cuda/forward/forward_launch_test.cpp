@@ -10,6 +10,7 @@
 #include "cuda/forward/sm90_decode.hpp"
 #include "cuda/forward/sm90_decode_latent.hpp"
 #include "cuda/forward/sm90_short.hpp"
+#include "cuda/params/tensor_maps.hpp"
 #include "problem/forward.hpp"
 #include "support/plan_without.hpp"
 
@@ -155,21 +156,24 @@ TEST(ForwardLaunch, DecodingAsksForBoxesOfSlicesAndForNothingBesideThem) {
   }
 }
 
-/// Heads of 64 are neighbours of 128 bytes.
-TEST(ForwardLaunch, TmaBringsNoNeighbourOfAHead) {
-  for (const std::int64_t seqlen : {384, 4096}) {
-    Call call(seqlen, seqlen, 6);
-    call.prepare(typical_device(9, 0));
-    std::vector<driver::TensorMapSpec> maps;
-    const auto encode = [&](const driver::TensorMapSpec& spec, const void*) {
-      maps.push_back(spec);
-      return TensorMapParam{};
-    };
-    Sm90Forward::prepare(call.problem, call.plan, call.args, nullptr, call.memory, encode);
-    ASSERT_EQ(maps.size(), 4U);
-    for (const driver::TensorMapSpec& map : maps)
-      EXPECT_EQ(map.l2_promotion, driver::TensorMapL2Promotion::bytes_128);
-  }
+/// Of heads of 144 bytes L2 would have most of the next one beside them.
+TEST(ForwardLaunch, TmaHasL2FetchNoNeighbourOfAHead) {
+  const auto promotion_of = [](std::int64_t head_dim) {
+    alignas(16) std::uint16_t memory[8] = {};
+    const std::array<std::int64_t, 4> shape{2, 384, 6, head_dim};
+    driver::TensorMapSpec asked;
+    tensor_map(
+        [&](const driver::TensorMapSpec& spec, const void*) {
+          asked = spec;
+          return TensorMapParam{};
+        },
+        TensorView(memory, make_spec(Dtype::bf16, shape)), 64);
+    return asked.l2_promotion;
+  };
+  EXPECT_EQ(promotion_of(64), driver::TensorMapL2Promotion::bytes_128);
+  EXPECT_EQ(promotion_of(72), driver::TensorMapL2Promotion::bytes_128);
+  EXPECT_EQ(promotion_of(128), driver::TensorMapL2Promotion::bytes_256);
+  EXPECT_EQ(promotion_of(192), driver::TensorMapL2Promotion::bytes_128);
 }
 
 TEST(ForwardLaunch, RowTilesOfOneWaveAreClaimedFromNoCounter) {
