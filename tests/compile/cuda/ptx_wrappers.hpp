@@ -109,6 +109,7 @@ inline const std::vector<Wrapper> kPtxWrappers = {
     {"ordered_fma_rn_ftz", 80, "a.f[0] = ordered_fma_rn_ftz(a.f[1], a.f[2], a.f[3]);", {"FFMA.FTZ"}},
     {"ordered_add_rn_ftz", 80, "a.f[0] = ordered_add_rn_ftz(a.f[1], a.f[2]);", {"FADD.FTZ"}},
     {"ordered_and_or", 80, "a.u[0] = ordered_and_or(a.u[1], a.u[2], a.u[3]);", {"LOP3.LUT"}},
+    {"ordered_mad_lo", 80, "a.u[0] = ordered_mad_lo(a.u[1], a.u[2], a.u[3]);", {"IMAD R"}},
     {"ordered_cvt_bf16x2", 80, "a.u[0] = ordered_cvt_bf16x2(a.f[1], a.f[2]);", {"F2FP.BF16"}},
     {"ordered_cvt_f16x2", 80, "a.u[0] = ordered_cvt_f16x2(a.f[1], a.f[2]);", {"F2FP.PACK_AB"}},
 

@@ -36,6 +36,13 @@ FOVEA_DEVICE std::uint32_t ordered_and_or(std::uint32_t a, std::uint32_t b, std:
   return r;
 }
 
+/// mad.lo.u32: the low word of a b + c.
+FOVEA_DEVICE std::uint32_t ordered_mad_lo(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t r;
+  asm volatile("mad.lo.u32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+
 /// cvt.rn.bf16x2.f32: `lo` in the low half.
 FOVEA_DEVICE std::uint32_t ordered_cvt_bf16x2(float lo, float hi) {
   std::uint32_t pair;

@@ -21,6 +21,10 @@ FOVEA_DEVICE std::uint32_t ordered_and_or(std::uint32_t a, std::uint32_t b, std:
   return (a & b) | c;
 }
 
+FOVEA_DEVICE std::uint32_t ordered_mad_lo(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  return a * b + c;
+}
+
 FOVEA_DEVICE std::uint32_t ordered_cvt_bf16x2(float lo, float hi, Site site = Site::here()) {
   return cvt_bf16x2(lo, hi, site);
 }
