@@ -67,7 +67,7 @@ bool is_one_step(const Sm90ShortSpec& spec) {
   return spec.stages == 1 && row_tiles_of(spec) == groups_of(spec);
 }
 
-/// Are row tiles one after the other to have no more registers than one? They need none of a product with all keys, whose
+/// Are row tiles one after the other to have no more registers than one? They need none where a product has all keys:
 /// probabilities lie where its scores did; but of narrow heads, and from 96 on, more CTAs of more row tiles are behind
 /// (measured).
 bool spares_registers_of_probabilities(const Sm90ShortSpec& spec) {

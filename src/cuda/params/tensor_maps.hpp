@@ -42,8 +42,8 @@ std::int32_t rows_of_box(const ForwardSpec& spec, std::int32_t page_size);
 
 /// A tensor as (head_dim, seqlen, heads, batch), in boxes of one panel of `rows` rows of a head; packed tensors are one
 /// long sequence, pages are short ones. `panel`: its elements, 64, or 32 by a swizzle of 64 bytes. L2 fetches 128 bytes
-/// where some are asked for, not a neighbour's beside them (measured, docs/kernels/attention_short_sm90.md), and 256 where
-/// rows are as long.
+/// where some are asked for, not a neighbour's beside them (measured, docs/kernels/attention_short_sm90.md), and 256
+/// where rows are as long.
 TensorMapParam tensor_map(const TensorMapEncoder& encode, const TensorView& tensor,
                           std::int64_t rows, std::int64_t panel = kPanelElements);
 

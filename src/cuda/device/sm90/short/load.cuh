@@ -47,15 +47,13 @@ FOVEA_DEVICE void copy_queries(const Cta<spec>& cta, int begin, int end) {
     copy_queries(cta, cta.row_tile_at(i));
 }
 
-/// Do rows of a head lie in lines of their own, of 128 bytes? Those of keys that no other head reads may leave L2 first:
-/// one CTA reads them, or those that run side by side. Other rows share lines with a neighbour, which may come later.
+/// Do rows of a head lie in lines of their own, of 128 bytes? Then keys may leave L2 first: one CTA reads them, or those
+/// that run side by side do. Other rows share lines with a neighbour, which may come later.
 template <Sm90ShortSpec spec>
-FOVEA_DEVICE ptx::CachePolicy policy_of_keys(const Cta<spec>& cta) {
-  constexpr bool kHasLinesOfItsOwn =
-      spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0 && !spec.has_padded_head_dim;
-  return kHasLinesOfItsOwn && cta.p.common.group == 1 ? ptx::CachePolicy::evict_first
-                                                      : ptx::CachePolicy::evict_normal;
-}
+inline constexpr ptx::CachePolicy kPolicyOfKeys =
+    spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0 && !spec.has_padded_head_dim
+        ? ptx::CachePolicy::evict_first
+        : ptx::CachePolicy::evict_normal;
 
 template <class Tile, Sm90ShortSpec spec>
 FOVEA_DEVICE void copy_tile(const Cta<spec>& cta, int kv_tile, SharedAddress to,
@@ -64,7 +62,7 @@ FOVEA_DEVICE void copy_tile(const Cta<spec>& cta, int kv_tile, SharedAddress to,
   copy<Tile>(to, map, full,
              {0, static_cast<std::int32_t>(sequence.kv_row) + kv_tile * spec.tile_kv,
               cta.work.kv_head, static_cast<std::int32_t>(sequence.kv_batch)},
-             policy_of_keys(cta));
+             kPolicyOfKeys<spec>);
 }
 template <Sm90ShortSpec spec>
 FOVEA_DEVICE void copy_keys(const Cta<spec>& cta, int kv_tile, int buffer) {
