@@ -47,8 +47,8 @@ FOVEA_DEVICE void copy_queries(const Cta<spec>& cta, int begin, int end) {
     copy_queries(cta, cta.row_tile_at(i));
 }
 
-/// Do rows of a head lie in lines of their own, of 128 bytes? Then keys may leave L2 first: one CTA reads them, or those
-/// that run side by side do. Other rows share lines with a neighbour, which may come later.
+/// Do rows of a head lie in lines of their own, of 128 bytes? Then keys may leave L2 first: one CTA reads them, or some
+/// that run side by side. Other rows share lines with a neighbour, which may come later.
 template <Sm90ShortSpec spec>
 inline constexpr ptx::CachePolicy kPolicyOfKeys =
     spec.head_dim_qk % 64 == 0 && spec.head_dim_v % 64 == 0 && !spec.has_padded_head_dim
