@@ -505,12 +505,20 @@ TEST(EmulatedQuantized, LargeScoresStandBesideThoseThatAreNotFinite) {
   expect_out_and_lse(memory.args(), problem, run_quantized, sectioned_hopper());
 }
 
-/// Bits of every second row, whatever the size of those between them.
-std::vector<double> rows_beside(const Case& problem, double size) {
+using OfRow = std::function<double(std::int64_t row)>;
+
+/// Rows of these sizes, and their keys.
+CaseMemory memory_of_rows(const Case& problem, const OfRow& size_of_q, const OfRow& size_of_k) {
   CaseMemory memory(problem);
-  fill_rows(memory.q, 1 << 20U, [&](std::int64_t row) { return row % 2 == 0 ? 1 : size; });
-  fill_rows(memory.k, 1 << 24U, [&](std::int64_t key) { return key < 200 ? 1 : 30; });
+  fill_rows(memory.q, 1 << 20U, size_of_q);
+  fill_rows(memory.k, 1 << 24U, size_of_k);
   memory.poison_outputs();
+  return memory;
+}
+
+/// Bits of the rows that are asked for.
+std::vector<double> results_of_rows(const Case& problem, CaseMemory memory,
+                                    const std::function<bool(std::size_t row)>& is_wanted) {
   const AttentionForward args = memory.args();
   Emulation emulation;
   run_args(run_quantized, problem.label, args, sectioned_hopper(), emulation);
@@ -518,16 +526,44 @@ std::vector<double> rows_beside(const Case& problem, double size) {
   std::vector<double> rows;
   const std::vector<double> out = values_of(args.out), lse = values_of(args.lse);
   const auto of_row = static_cast<std::size_t>(args.out.size(2) * args.out.size(3));
+  const auto num_rows = static_cast<std::size_t>(args.out.size(1));
   for (std::size_t i = 0; i < out.size(); ++i)
-    if (i / of_row % static_cast<std::size_t>(args.out.size(1)) % 2 == 0) rows.push_back(out[i]);
+    if (is_wanted(i / of_row % num_rows)) rows.push_back(out[i]);
   for (std::size_t i = 0; i < lse.size(); ++i)
-    if (i % static_cast<std::size_t>(args.out.size(1)) % 2 == 0) rows.push_back(lse[i]);
+    if (is_wanted(i % num_rows)) rows.push_back(lse[i]);
   return rows;
 }
 
 TEST(EmulatedQuantized, LargeScoresOfARowDoNotChangeTheRowsBesideIt) {
+  const auto bits = [](const Case& problem, double size) {
+    const auto of_q = [&](std::int64_t row) { return row % 2 == 0 ? 1 : size; };
+    const auto of_k = [](std::int64_t key) { return key < 200 ? 1.0 : 30.0; };
+    return results_of_rows(problem, memory_of_rows(problem, of_q, of_k),
+                           [](std::size_t row) { return row % 2 == 0; });
+  };
   for (const char* label : {"coded_full_d128", "coded_causal_d128"})
-    EXPECT_EQ(rows_beside(case_named(label), 1e6), rows_beside(case_named(label), 1)) << label;
+    EXPECT_EQ(bits(case_named(label), 1e6), bits(case_named(label), 1)) << label;
+}
+
+/// From the third full tile on, scores are eight times as large: rows 8 to 15 of each 16, of which a thread holds one,
+/// outgrow their references by up to 150 octaves, some not; rows 0 to 7 do not.
+TEST(EmulatedQuantized, ReferencesRiseOfOneOfTheRowsOfAThread) {
+  for (const char* label : {"coded_full_d64", "coded_full_d128"}) {
+    SCOPED_TRACE(label);
+    Case problem = case_named(label);
+    problem.seqlen_kv = 700;
+    const auto memory = [&](double size) {
+      const auto of_q = [=](std::int64_t row) {
+        return row % 16 < 8 ? 0.3 : size * static_cast<double>(row % 8 == 7 ? 16 : row % 8);
+      };
+      return memory_of_rows(problem, of_q, [](std::int64_t key) { return key < 384 ? 8.0 : 1.0; });
+    };
+    CaseMemory rising = memory(1);
+    expect_out_and_lse(rising.args(), problem, run_quantized, sectioned_hopper());
+    const auto is_beside = [](std::size_t row) { return row % 16 < 8; };
+    EXPECT_EQ(results_of_rows(problem, memory(1), is_beside),
+              results_of_rows(problem, memory(0), is_beside));
+  }
 }
 
 /// What the kernel before attention leaves of an operand, and what the library's own quantisers do.

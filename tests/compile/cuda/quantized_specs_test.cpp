@@ -97,12 +97,12 @@ INSTANTIATE_TEST_SUITE_P(
         Shape{"full_64", 64, false}, Shape{"causal_128", 128, true}, Shape{"full_128", 128, false},
         // Where row tiles cross.
         Shape{"softcap_128", 128, false, true, 12},
-        // Beside careful steps, and where row tiles cross.
-        Shape{.name = "fast_full_128", .head_dim = 128, .spill_bytes = 84, .quant = "fast"},
+        // Beside careful steps and repairs, and where row tiles cross.
+        Shape{.name = "fast_full_128", .head_dim = 128, .spill_bytes = 40, .quant = "fast"},
         Shape{.name = "fast_causal_128",
               .head_dim = 128,
               .is_causal = true,
-              .spill_bytes = 84,
+              .spill_bytes = 40,
               .quant = "fast"},
         Shape{.name = "fast_full_64", .head_dim = 64, .quant = "fast"},
         Shape{.name = "fast_softcap_64", .head_dim = 64, .has_softcap = true, .quant = "fast"},
@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
               .quant = "fast,smooth_v=sequence,hadamard=yes"},
         Shape{.name = "fast_smooth_128",
               .head_dim = 128,
-              .spill_bytes = 136,
+              .spill_bytes = 72,
               .quant = "fast,smooth_v=sequence"},
         Shape{.name = "accurate_bent_line_128",
               .head_dim = 128,

@@ -17,14 +17,19 @@
 // coarse. A row's first reference leaves four octaves more room, for what its first tile has not seen: few keys, where
 // a mask cuts it. Not where the codes of average keys, whose scores are 0, would no longer be normal numbers: there the
 // greatest lies far above all others, and those that are small weigh as much together. Unless the scores are sharp, so
-// that it does not: each lane's greatest is more than kSharp of the row's. A cap keeps scores about their average, and
-// that of what the row sees of its first tile stands for it, a quarter of the keys. Other programs may give keys that
-// come later weights of another size, whose codes would be 0: they have no room.
+// that it does not: each lane's greatest is more than kSharp of the row's. Then their spread says how much room there
+// is: what is kSpreads of it above the average, as one key in 70,000 is of normal scores, has codes yet, and so has the
+// greatest of the first tile. A cap keeps scores about their average, and that of what the row sees of its first tile
+// stands for it, a quarter of the keys. Other programs may give keys that come later weights of another size, whose
+// codes would be 0: they have no room.
+//
+// A reference of codes that has been outgrown rises by kRise octaves, or as often as it takes. That loses less of what
+// was there before than one that is kHeadroom below the new maximum, as those of programs are.
 //
 // Full tiles make codes from the old reference at once and look for any that is kLeastHigh or more, while scores are
-// still in their registers: then maximum, new reference, codes again. Both ways move a reference where the maximum is
-// above kJump, which is above what is looked for: they give the same bits, and a row's do not depend on the rows beside
-// it.
+// still in their registers: then maximum, new reference, codes again, those of one of a thread's two rows where only
+// such ask (repair). Both ways move a reference where the maximum is above kJump, which is above what is looked for:
+// they give the same bits, and a row's do not depend on the rows beside it.
 //
 // Scores of programs are no codes: they come as logarithms less `base`, what all keys of a row have in common, or as
 // natural ones, from which it is taken here. References are counted from it either way, as those of codes are, whose
@@ -96,10 +101,15 @@ struct CodedRows : CommonPart<kind> {
   static constexpr bool kAreNatural = kind == ScoreKind::natural;
   static constexpr bool kAreArguments = kind == ScoreKind::arguments;
   static constexpr bool kMayBeNan = !kAreCodes;
+  /// Whether a step that does not stand has a way of its own (repair), which costs little.
+  static constexpr bool kRepairsCodes = kind == ScoreKind::codes && !keeps_greatest;
   static constexpr int kHeadroom = 7;
   static constexpr int kFirstHeadroom = 3;
   static constexpr float kFarthestFirst = 6.0F + kFirstHeadroom;  // 2^-6 is the least normal number
   static constexpr float kSharp = 0.4F;
+  static constexpr float kSpreads = 4.2F;  // of scores, above their average, come without a repair
+  static constexpr float kRise = 2.0F;
+  static constexpr float kFarthestRise = 128.0F;  // beside a maximum above that, nothing counts
   /// The first code that asks for a new reference, the last but one that is a number; its scores begin at 8.6875. So
   /// rows above kJump are always asked, and up to it codes are numbers.
   static constexpr float kJump = 8.7F;
@@ -159,13 +169,15 @@ struct CodedRows : CommonPart<kind> {
     const bool is_any = is_first || ptx::vote_any(is_raised[0] || is_raised[1]);
     factor[0] = factor[1] = 1.0F;  // or the compiler keeps those of the step before
     if (is_any) {
+      float below[2] = {kHeadroom, kHeadroom};
+      if constexpr (is_first && has_average) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const bool is_sharp = kAreCodes && least[r] > kSharp * top[r];
-        const bool leaves_room = is_first && has_average &&
-                                 (is_sharp || top[r] - average<is_first>(s, r) <= kFarthestFirst);
-        move(r, top[r], headroom, is_raised[r], leaves_room);
+        for (int r = 0; r < 2; ++r)
+          if (top[r] - average(s, r) <= kFarthestFirst) below[r] = kFirstHeadroom;
       }
+      if constexpr (is_first && kAreCodes) leave_room_for_sharp(s, top, least, below);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) move(r, top[r], headroom, is_raised[r], below[r]);
       if constexpr (kAreNatural) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -207,8 +219,7 @@ struct CodedRows : CommonPart<kind> {
       } else {
         const float shift = is_empty ? 0.0F : 7.0F - reference[r];
         // Exact: units have 21 bits, and reference is a whole octave.
-        offset[r] =
-            kCodesOfOctave * (kAreCodes ? ptx::fma_rn_ftz(-kOrigin, unit[r], shift) : shift);
+        offset[r] = kAreCodes ? offset_of_codes(r, shift) : kCodesOfOctave * shift;
       }
     }
     // Beside the reference of a huge row 7 octaves are nothing: they are added behind it.
@@ -271,6 +282,32 @@ struct CodedRows : CommonPart<kind> {
         const std::uint32_t low = ptx::cvt_e4m3x2(exponential(first), exponential(first + 1));
         const std::uint32_t high = ptx::cvt_e4m3x2(exponential(first + 4), exponential(first + 5));
         p[i / 16][i / 8 % 2 * 2 + r] = low | high << 16U;
+      }
+    }
+  }
+
+  /// Scores of a full tile whose codes do not stand: the same as raise, scale and exponentiate, but for rows 0 or 1 of
+  /// the threads alone, where no others ask.
+  FOVEA_DEVICE_MEMBER void repair(const Scores& s, Probabilities& p, Sums& o) {
+    float top[2];
+    greatest_of_thread(s, top);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!ptx::vote_any(!(top[r] - reference[r] <= kJump))) continue;
+      top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 1));
+      top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 2));
+      move(r, top[r], 0.0F, !(top[r] - reference[r] <= kJump), kHeadroom);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i)
+        if (i / 2 % 2 == r) o[i] *= factor[r];
+      sum[r] *= factor[r];
+      const float slope = kCodesOfOctave * unit[r],
+                  offset = offset_of_codes(r, 7.0F - reference[r]);
+#pragma unroll
+      for (int i = 2 * r; i < kScores; i += 8) {
+        const auto argument = [&](int j) { return ptx::fma_rn_ftz(s[i + j], slope, offset); };
+        p[i / 16][i / 8 % 2 * 2 + r] =
+            ptx::cvt_u8x4(argument(0), argument(1), argument(4), argument(5));
       }
     }
   }
@@ -357,10 +394,64 @@ struct CodedRows : CommonPart<kind> {
     return is_above;
   }
 
+  FOVEA_DEVICE_MEMBER float offset_of_codes(int r, float shift) const {
+    return kCodesOfOctave * ptx::fma_rn_ftz(-kOrigin, unit[r], shift);
+  }
+
+  /// Of what this thread has of each row, log2. Sums above an origin are in the order of their bits, which are compared
+  /// three at a time.
+  FOVEA_DEVICE_MEMBER void greatest_of_thread(const Scores& s, float (&top)[2]) const {
+    static_assert(kind == ScoreKind::codes);
+    std::int32_t bits[2] = {};
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2)
+      bits[i / 2 % 2] = greatest_of(bits[i / 2 % 2], s[i], s[i + 1]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = logarithm(r, ptx::bit_cast<float>(bits[r]));
+  }
+
+  /// How far below the greatest score of its first tile the reference of a sharp row stands: kSpreads of its scores
+  /// come without a repair.
+  FOVEA_DEVICE_MEMBER void leave_room_for_sharp(const Scores& s, const float (&top)[2],
+                                                const float (&least)[2], float (&below)[2]) const {
+    bool is_sharp[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) is_sharp[r] = top[r] > kFarthestFirst && least[r] > kSharp * top[r];
+    if (!ptx::vote_any(is_sharp[0] || is_sharp[1])) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float to_come = kSpreads * spread(s, r);
+      const float room =
+          ptx::min_ftz(ptx::max_ftz(top[r] + kJump - to_come, 0.0F), static_cast<float>(kHeadroom));
+      if (is_sharp[r]) below[r] = room;
+    }
+  }
+
+  /// The root of the mean square of a row's scores, log2, of those that it sees.
+  FOVEA_DEVICE_MEMBER float spread(const Scores& s, int r) const {
+    float squares = 0.0F, count = 0.0F;
+#pragma unroll
+    for (int i = 2 * r; i < kScores; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const bool is_seen = s[i + j] > -infinity();
+        const float x = is_seen ? s[i + j] - kOrigin : 0.0F;
+        squares = ptx::fma_rn(x, x, squares);
+        count += is_seen ? 1.0F : 0.0F;
+      }
+    }
+    squares *= unit[r] * unit[r];
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+      squares += ptx::shfl_bfly(squares, lanes);
+      count += ptx::shfl_bfly(count, lanes);
+    }
+    return ptx::ex2_approx_ftz(0.5F * ptx::lg2_approx_ftz(squares * ptx::rcp_approx_ftz(count)));
+  }
+
   /// Of the keys of a row, about, log2: those of codes have 0. NaN where a row has seen none of those asked.
-  template <bool is_first>
   FOVEA_DEVICE_MEMBER float average(const Scores& s, int r) const {
-    if constexpr (kAreCodes || !has_average || !is_first) return 0.0F;
+    if constexpr (kAreCodes) return 0.0F;
     float total = 0.0F, count = 0.0F;
 #pragma unroll
     for (int i = 0; i < kScores; i += 8) {
@@ -377,10 +468,15 @@ struct CodedRows : CommonPart<kind> {
     return kAreNatural ? ptx::fma_rn(mean, unit[r], -common_part(r)) : mean;
   }
 
-  FOVEA_DEVICE_MEMBER void move(int r, float top, float headroom, bool is_raised,
-                                bool leaves_room) {
-    float next = whole_octave(top) - static_cast<float>(leaves_room ? kFirstHeadroom : kHeadroom);
-    if constexpr (rounds_exponentials) next = top - headroom;
+  /// below: where a reference stands, under `top`, unless the row's has only to rise.
+  FOVEA_DEVICE_MEMBER void move(int r, float top, float headroom, bool is_raised, float below) {
+    float next = whole_octave(top - below);
+    if constexpr (rounds_exponentials) {
+      next = top - headroom;
+    } else if constexpr (kAreCodes) {
+      const float rises = whole_octave(ptx::fma_rn(top - reference[r] - kJump, 1.0F / kRise, 0.5F));
+      if (reference[r] > top - kFarthestRise) next = reference[r] + kRise * rises;
+    }
     if (is_huge_row(r)) next = top;
     factor[r] = ptx::ex2_approx_ftz(reference[r] - next);
     if (!is_raised || next == -infinity()) factor[r] = 1.0F;

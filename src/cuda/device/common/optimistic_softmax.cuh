@@ -110,6 +110,7 @@ struct OptimisticRows {
   using Sums = float[kSums];
   using Probabilities = std::uint32_t[columns / 16][4];
   static constexpr bool kHasWholeSums = false;  // a lane's, until the end
+  static constexpr bool kRepairsCodes = false;
   /// Rows are computed again, with references that are maxima, where a thread's sums of p v (64 at most) come to less
   /// than this in all: a row whose sums are all below 2^-110 is. Above, a sum of 2^20 products, each cut at the last
   /// place of denormals, 2^-149, is right to 2^-19; powers of 2^-80 times values from 2^-24 on are.

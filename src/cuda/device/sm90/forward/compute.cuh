@@ -69,6 +69,10 @@ struct Compute {
   static constexpr bool kRedoesApart = T::kTakesFarRows;
   static_assert(!kRedoesApart || T::kOverlapsTiles);
 
+  /// Where a step that does not stand is repaired by a way of its own, no row tile has careful steps for full tiles.
+  /// Not over caches, whose loops lack registers.
+  static constexpr bool kRepairsCodes = Rows::kRepairsCodes && !T::kHasRoundedCache;
+
   /// What makes scores logarithms to base 2.
   FOVEA_DEVICE_MEMBER float c() const { return ScoreUnit<spec, Mods>::log2(cta.p.common); }
 
@@ -210,15 +214,18 @@ struct Compute {
 
   /// Before the turn that ends a row tile: the barrier of the turn lets the group's other warps see it.
   FOVEA_DEVICE_MEMBER void post_misses() const {
+    if constexpr (kRepairsCodes) return;
     if (cta.lane == 0) ptx::st_shared(misses_at() + 4 * warp.idx, num_misses);
   }
 
   /// After it. All warps of a group go the same way, as their products ask. More than one miss in eight: careful tiles
   /// cost less.
   FOVEA_DEVICE_MEMBER void choose_kind_of_steps() {
-    const auto misses = ptx::ld_shared<ptx::U32x4>(misses_at());
-    const std::uint32_t sum = misses.x + misses.y + misses.z + misses.w;
-    is_careful = ptx::shfl_idx(sum, 0) * 2 > num_steps;
+    if constexpr (!kRepairsCodes) {
+      const auto misses = ptx::ld_shared<ptx::U32x4>(misses_at());
+      const std::uint32_t sum = misses.x + misses.y + misses.z + misses.w;
+      is_careful = ptx::shfl_idx(sum, 0) * 2 > num_steps;
+    }
     num_steps = num_misses = 0;
     ++num_row_tiles;
   }
@@ -391,6 +398,9 @@ struct Compute {
   FOVEA_DEVICE_MEMBER void repair_powers(const RowTile& tile, float (&part)[2]) {
     rebase();  // again, where no register holds it
     const bool is_given = scores.give_products(tile, rows.base);
+    if constexpr (kRepairsCodes) {
+      if (!is_given) return rows.repair(scores.s, p, sums.o);
+    }
     if (is_given || rows.must_redo(part)) {
       if (is_given || Rows::kMayBeNan) rows.look_for_nan(scores.s);
       if (rows.template raise<false>(scores.s, c())) rows.scale(sums.o);
