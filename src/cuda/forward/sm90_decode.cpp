@@ -122,6 +122,11 @@ std::int64_t num_pairs(const Sm90DecodeSpec& spec, const ForwardProblem& f) {
   return f.num_sequences * f.num_heads_q / spec.heads_per_tile;
 }
 
+bool is_full_of_sequences(const Sm90DecodeSpec& spec, const ForwardProblem& f,
+                          const DeviceTraits& device) {
+  return 10 * num_pairs(spec, f) >= kTenthsOfPairsOfAnSm * device.num_sms;
+}
+
 /// Could the machine be full without a split of any sequence, or without one of any group of so many keys that partial
 /// states cost more than the code that leaves them out? How long sequences are is seen on the device. Bits are the
 /// same.
@@ -132,8 +137,7 @@ bool takes_groups(const Sm90DecodeSpec& spec, const ForwardProblem& f, const Dev
   const bool fills_by_groups =
       bytes_of_keys(f) * rows_of_blocks(f) >= kBytesOfManyKeys * kDecodeRows &&
       16 * pairs * num_groups(longest, spec.most_splits) >= 15 * device.num_sms;
-  return spec.has_groups &&
-         (10 * pairs >= kTenthsOfPairsOfAnSm * device.num_sms || fills_by_groups);
+  return spec.has_groups && (is_full_of_sequences(spec, f, device) || fills_by_groups);
 }
 
 /// Of a sequence's splits, as many as there may be, if all clusters are on the machine at once; else 1. Clusters take
@@ -263,6 +267,8 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
   launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, num_sms));
   if (is_clustered(spec)) launch.num_ctas = launch.common.grid.x * spec.ctas_of_cluster;
+  // Of groups the first one comes sooner without (an H200).
+  launch.params.rehearsals = is_full_of_sequences(spec, problem, plan.device) ? 1 : 0;
   if (spec.takes_groups) {
     const std::int64_t tiles = problem.num_heads_q / spec.heads_per_tile;
     launch.params.tiles_of_cta = launch.common.combine_params.tiles_of_cta =

@@ -265,8 +265,8 @@ FOVEA_DEVICE void take_split(Work& work, std::int32_t split) {
   const int seqlen_kv = work.sequence.seqlen_kv > 0 ? work.sequence.seqlen_kv : 0;
   const int keys = keys_per_split(seqlen_kv, spec.most_splits);
   work.split = split;
-  work.is_nothing = split >= num_splits(seqlen_kv, spec.most_splits);
   work.kv_begin = split * keys;
+  work.is_nothing = split > 0 && work.kv_begin >= seqlen_kv;  // without keys there is one, too
   work.kv_end = least(seqlen_kv, work.kv_begin + keys);
 }
 

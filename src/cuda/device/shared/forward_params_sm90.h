@@ -83,6 +83,8 @@ struct Sm90DecodeParams {
   std::int32_t keys_go_first;
   // takes_groups: row tiles of a sequence, for each CTA (common/key_share.cuh)
   float tiles_of_cta;
+  // 0 or 1, which the compiler does not know: how often warpgroups rehearse the end of a sequence before the first one
+  std::int32_t rehearsals;
 };
 
 }  // namespace fovea::cuda

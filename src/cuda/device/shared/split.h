@@ -68,21 +68,23 @@ constexpr bool can_take(float keys, const KeyShare& share) {
   return share.is_even ? is_balanced(keys, share.keys) : 1.8F * keys <= share.keys;
 }
 
+/// (With no division: CTAs wait for this before their first key.)
 constexpr Unit unit_of(int seqlen_kv, int most_splits, const KeyShare& share) {
-  const int splits = num_splits(seqlen_kv, most_splits);
   if (share.keys == 0) return Unit::split;
-  if (splits == 1) return Unit::sequence;
-  const bool has_groups = splits > kSplitsOfGroup;
+  const int of_split = keys_per_split(seqlen_kv, most_splits);
+  if (seqlen_kv <= of_split) return Unit::sequence;
+  const int of_group = kSplitsOfGroup * of_split;
+  const bool has_groups = seqlen_kv > of_group;
   if ((share.is_even || !has_groups) && can_take(static_cast<float>(seqlen_kv), share))
     return Unit::sequence;
-  const int of_group = kSplitsOfGroup * keys_per_split(seqlen_kv, most_splits);
   return has_groups && can_take(static_cast<float>(of_group), share) ? Unit::group : Unit::split;
 }
 
 constexpr int num_units(int seqlen_kv, int most_splits, Unit unit) {
-  if (unit == Unit::sequence) return 1;
-  return unit == Unit::group ? num_groups(seqlen_kv, most_splits)
-                             : num_splits(seqlen_kv, most_splits);
+  if (unit == Unit::sequence || seqlen_kv <= 0) return 1;
+  const int splits = unit == Unit::group ? kSplitsOfGroup : 1;
+  const int keys = splits * keys_per_split(seqlen_kv, most_splits);
+  return (seqlen_kv + keys - 1) / keys;
 }
 
 }  // namespace fovea::cuda

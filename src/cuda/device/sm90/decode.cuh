@@ -101,11 +101,8 @@ FOVEA_DEVICE void start_barriers(const decoding::Cta<spec>& cta) {
 template <Sm90DecodeSpec spec, class Mods>
 FOVEA_DEVICE void decode(const Sm90DecodeParams& p) {
   const decoding::Cta<spec> cta{{ptx::dynamic_shared(), ptx::warp_idx(), ptx::lane_idx()}, p};
-  if constexpr (is_clustered(spec)) {
-    ptx::barrier_cluster_arrive();  // this CTA has started
-  } else {
-    ptx::griddepcontrol_launch_dependents();
-  }
+  if constexpr (is_clustered(spec)) ptx::barrier_cluster_arrive();  // this CTA has started
+  if constexpr (spec.takes_groups) ptx::griddepcontrol_launch_dependents();
   using L = decoding::Layout<spec>;
   start_barriers<spec>(cta);
   if constexpr (L::kQueryLoaders > 0) {

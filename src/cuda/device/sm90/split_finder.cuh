@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/bits.cuh"
+#include "common/key_share.cuh"
 #include "common/row_view.cuh"
 #include "common/sequence.cuh"
 #include "ptx/warp.cuh"
@@ -18,9 +19,26 @@ namespace fovea::cuda::sm90 {
 template <auto spec, bool has_q_tiles, bool by_units = false>
 class SplitFinder {
  public:
-  FOVEA_DEVICE_MEMBER explicit SplitFinder(const ForwardParams& p,
-                                           const KeyShare& share = {0, false})
-      : p_(p), share_(share), head_units_(p.num_heads_q / spec.heads_per_tile) {}
+  FOVEA_DEVICE_MEMBER explicit SplitFinder(const ForwardParams& p)
+      : p_(p), head_units_(p.num_heads_q / spec.heads_per_tile) {}
+
+  /// by_units, before anything is found: what CTAs have (common/key_share.cuh). Those of the first 32 sequences stay.
+  /// Instructions come from memory, and the first key waits for them: what reads a length is there once.
+  FOVEA_DEVICE_MEMBER void count_keys(float tiles_of_cta) {
+    CountedKeys counted;
+    std::int32_t first = 0;
+#pragma unroll 1
+    for (bool is_counting = true;; first += 32) {
+      if (first >= p_.num_sequences) {
+        if (p_.num_sequences <= 32) break;
+        first = 0, is_counting = false;
+      }
+      read(first);
+      if (!is_counting) break;
+      counted.add(spec.has_packed_q && seqlen_q_ == 0 ? 0 : seqlen_kv_);
+    }
+    share_ = counted.share(tiles_of_cta);
+  }
 
   /// Of a split.
   FOVEA_DEVICE_MEMBER std::int32_t row_tiles() const {
@@ -31,6 +49,7 @@ class SplitFinder {
     for (std::int32_t counted; idx >= (counted = ptx::shfl_idx(end_, 31));) {
       first_ += 32;
       if (first_ >= p_.num_sequences) return nothing();
+      if (!by_units || __builtin_expect(first_ > 0, 0)) read(first_);
       count(counted);
     }
     const int owner = lowest_bit(ptx::ballot(begin_ <= idx && idx < end_));
@@ -69,23 +88,27 @@ class SplitFinder {
     return work;
   }
 
-  /// The splits of 32 sequences from first_ on, times row tiles; so many are before them.
+  /// This lane's of 32 sequences. Of one that is not there no keys.
+  FOVEA_DEVICE_MEMBER void read(std::int32_t first) {
+    const std::int32_t idx = first + ptx::lane_idx();
+    seqlen_kv_ = 0;
+    if (idx >= p_.num_sequences) return;
+    const Sequence s = dense_sequence<spec>(p_, idx);
+    kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
+    kv_row_ = static_cast<std::int32_t>(s.kv_row);
+    seqlen_kv_ = s.seqlen_kv;
+    if constexpr (spec.has_packed_q) {
+      q_row_ = static_cast<std::int32_t>(s.q_row);
+      seqlen_q_ = s.seqlen_q;
+    }
+  }
+
+  /// The splits of those from first_ on, times row tiles; so many are before them.
   FOVEA_DEVICE_MEMBER void count(std::int32_t counted) {
     const int lane = ptx::lane_idx();
-    std::int32_t splits = 0;
-    if (first_ + lane < p_.num_sequences) {
-      const Sequence s = dense_sequence<spec>(p_, first_ + lane);
-      kv_batch_ = static_cast<std::int32_t>(s.kv_batch);
-      kv_row_ = static_cast<std::int32_t>(s.kv_row);
-      seqlen_kv_ = s.seqlen_kv;
-      if constexpr (by_units) unit_ = unit_of(seqlen_kv_, spec.most_splits, share_);
-      splits = num_units(seqlen_kv_, spec.most_splits, unit_) * row_tiles();
-      if constexpr (spec.has_packed_q) {
-        q_row_ = static_cast<std::int32_t>(s.q_row);
-        seqlen_q_ = s.seqlen_q;
-        if (seqlen_q_ == 0) splits = 0;
-      }
-    }
+    if constexpr (by_units) unit_ = unit_of(seqlen_kv_, spec.most_splits, share_);
+    std::int32_t splits = num_units(seqlen_kv_, spec.most_splits, unit_) * row_tiles();
+    if (first_ + lane >= p_.num_sequences || (spec.has_packed_q && seqlen_q_ == 0)) splits = 0;
     end_ = splits;
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -97,7 +120,7 @@ class SplitFinder {
   }
 
   const ForwardParams& p_;
-  const KeyShare share_;
+  KeyShare share_{0, false};
   const std::int32_t head_units_;
   std::int32_t first_ = -32;  // sequence of lane 0; before the first 32 are counted there are none
   std::int32_t kv_batch_ = 0, kv_row_ = 0, seqlen_kv_ = 0;

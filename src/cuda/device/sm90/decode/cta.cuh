@@ -114,13 +114,18 @@ struct Cta : RoleWarp {
   // ---- splits that the loading warp posts --------------------------------------------------------
 
   FOVEA_DEVICE_MEMBER void post(const Posted& split, Ring<L::kRecords>& records) const {
-    static_assert(sizeof(Posted) <= kDecodeRecordBytes, "a record holds a split");
+    static_assert(sizeof(Posted) <= kDecodeRecordBytes && sizeof(Posted) % 16 == 0 &&
+                      L::kAt.records % 16 == 0,
+                  "a record holds a split, stored by 16 bytes");
     await(barrier(L::kAt.read, records.stage), records.parity);
     if (lane == 0) {
       const SharedAddress to = smem + L::kAt.records + records.stage * kDecodeRecordBytes;
       const auto words = ptx::bit_cast<PostedWords>(split);
 #pragma unroll
-      for (int i = 0; i < kPostedWords; ++i) ptx::st_shared(to + 4 * i, words.word[i]);
+      for (int i = 0; i < kPostedWords; i += 4) {
+        ptx::st_shared(to + 4 * i, ptx::U32x4{words.word[i], words.word[i + 1], words.word[i + 2],
+                                              words.word[i + 3]});
+      }
     }
     release(barrier(L::kAt.posted, records.stage));
     records.advance();

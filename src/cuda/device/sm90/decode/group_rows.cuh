@@ -34,16 +34,19 @@ class RowsOfGroup {
  public:
   FOVEA_DEVICE_MEMBER RowsOfGroup(const Cta<spec>& cta, int group) : cta_(cta), group_(group) {}
 
-  /// The CTA's next split.
+  /// The CTA's next split; of a sequence without queries, a rehearsal, all that is done of one but for stores.
   FOVEA_DEVICE_MEMBER void add(const Team& team, const Sums& sums, Unit unit) {
-    if (!team.warp_has_rows()) return;
+    if (!team.warp_has_rows() && !is_rehearsal(team)) return;
     Columns columns;
     team::PartState rows[2];
     exchange(team, sums, columns, rows);
     Ended part[2] = {end_of_split(team, rows[0]), end_of_split(team, rows[1])};
+    if (is_rehearsal(team))
+      part[0].lse = part[1].lse = 0;  // by the steps that splits with keys take
     RowBits careful{not_finite(team, columns, 0), not_finite(team, columns, 1)};
     tell_other_group(careful);
-    if ((careful.x | careful.y) != 0) go_key_by_key(team, columns, careful, part);
+    if (__builtin_expect((careful.x | careful.y) != 0, 0))
+      go_key_by_key(team, columns, careful, part);
     const Work& work [[maybe_unused]] = team.work;
     if (spec.takes_groups && unit != Unit::split) {
       fold_in(InRegisters{group_columns_}, of_group_, work.split % kSplitsOfGroup == 0, columns,
@@ -96,6 +99,9 @@ class RowsOfGroup {
   };
 
   FOVEA_DEVICE_MEMBER int lane() const { return cta_.lane; }
+  FOVEA_DEVICE_MEMBER static bool is_rehearsal(const Team& team) {
+    return spec.takes_groups && team.work.sequence.seqlen_q == 0;
+  }
   FOVEA_DEVICE_MEMBER static Row row_of(const Team& team, int half) {
     return team.row_at(team.my_row(0, half));
   }
@@ -276,7 +282,8 @@ class RowsOfGroup {
       FoldStep step = so_far[half].add(part[half].lse, part[half].beside);
       float factor = part[half].factor;
       const bool has_weights = (is_first || step.kept != 0) && step.added != 0;
-      if (!ptx::vote_all(has_weights)) weigh(state, half, is_first, columns, step, factor);
+      if (__builtin_expect(!ptx::vote_all(has_weights), 0))
+        weigh(state, half, is_first, columns, step, factor);
 #pragma unroll
       for (int j = 0; j < kColBlocks; j += 2) {
         const Quad before = is_first ? Quad{0, 0, 0, 0} : state.load(j, half);
@@ -378,7 +385,7 @@ class RowsOfGroup {
       const Row of_split = row_of(team, half);
       const auto r = of_split.template as<Fold::kFinalSpec>();
       const float factor = Fold::store_values(r, all[half].parts, r.exists && is_first_of_row());
-      if (ptx::vote_all(!r.exists || (factor != 0 && is_plain(team, r)))) {
+      if (__builtin_expect(ptx::vote_all(!r.exists || (factor != 0 && is_plain(team, r))), 1)) {
         auto* const to =
             static_cast<std::uint16_t*>(const_cast<void*>(team.p.out.data)) + r.out_at();
         for_each_quad(columns, half, [&](int column, const Quad& quad) {

@@ -2,9 +2,9 @@
 // buffers of its own; scales of codes by cp.async (scales.cuh). Read compute.cuh next.
 #pragma once
 
-#include "common/key_share.cuh"
 #include "common/sequence.cuh"
 #include "common/tile_walk.cuh"
+#include "ptx/griddepcontrol.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -113,13 +113,17 @@ struct Load {
 
  private:
   FOVEA_DEVICE_MEMBER void load_units() {
-    SplitFinder<spec, false, spec.takes_groups> finder(cta.p.common, share());
+    SplitFinder<spec, false, spec.takes_groups> finder(cta.p.common);
+    if constexpr (spec.takes_groups) finder.count_keys(cta.p.tiles_of_cta);
     for (std::int32_t idx = ptx::block_idx().x;; idx += ptx::grid_dim().x) {
       Work work = finder.find(idx);
       post({work, finder.unit()});
-      if (work.is_nothing) return;
-      if (idx == ptx::block_idx().x) load_first_queries(work);
+      if (work.is_nothing) return;  // who ends lets the combine kernel start, too
+      const bool is_first = idx == ptx::block_idx().x;
+      if (is_first) load_first_queries(work);
       load_split(work);
+      // Sooner the combine kernel's warps would wait for instructions at the same time. Beside groups there is time.
+      if (!spec.takes_groups && is_first) ptx::griddepcontrol_launch_dependents();
       if constexpr (spec.takes_groups) load_rest(work, finder.unit());
     }
   }
@@ -133,11 +137,6 @@ struct Load {
   FOVEA_DEVICE_MEMBER void load_first_queries(const Work& work) const {
     if constexpr (L::kQueryLoaders > 0)
       if (loader == L::kLoaders - 1 && ptx::elect_one()) QueryBoxes<spec>(cta, work).load();
-  }
-
-  FOVEA_DEVICE_MEMBER KeyShare share() const {
-    if constexpr (!spec.takes_groups) return {0, false};
-    return key_share<kCacheKind<spec>>(cta.p.common, cta.p.tiles_of_cta);
   }
 
   /// Of the unit.
