@@ -29,17 +29,15 @@ class QueryBoxes {
     ptx::mbarrier_arrive_expect_tx(full, kUsedRows * Tile::kPanels * Tile::kRowPitch);
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      const std::int32_t at[4] = {T::kElement.of_panel * panel, work_.q_head, row(), batch()};
-      ptx::cp_async_bulk_tensor_load<4>(cta_.queries().panel(panel), tensor_map(cta_.p.q), at, full,
-                                        ptx::CachePolicy::evict_first);
+      ptx::cp_async_bulk_tensor_load<4>(cta_.queries().panel(panel), tensor_map(cta_.p.q),
+                                        place_of(panel).at, full, ptx::CachePolicy::evict_first);
     }
   }
 
   FOVEA_DEVICE_MEMBER void prefetch() const {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      const std::int32_t at[4] = {T::kElement.of_panel * panel, work_.q_head, row(), batch()};
-      ptx::cp_async_bulk_prefetch_tensor<4>(tensor_map(cta_.p.q), at);
+      ptx::cp_async_bulk_prefetch_tensor<4>(tensor_map(cta_.p.q), place_of(panel).at);
     }
   }
 
@@ -58,11 +56,15 @@ class QueryBoxes {
  private:
   static constexpr int kUsedRows = spec.tile_q / spec.heads_per_tile * spec.heads_per_tile;
 
-  FOVEA_DEVICE_MEMBER std::int32_t row() const {
-    return static_cast<std::int32_t>(work_.sequence.q_row) + work_.q_begin;
-  }
-  FOVEA_DEVICE_MEMBER std::int32_t batch() const {
-    return spec.has_packed_q ? 0 : static_cast<std::int32_t>(work_.sequence.q_batch);
+  /// In the tensor map: element, head, row, batch.
+  struct Place {
+    std::int32_t at[4];
+  };
+  FOVEA_DEVICE_MEMBER Place place_of(int panel) const {
+    const std::int32_t row = static_cast<std::int32_t>(work_.sequence.q_row) + work_.q_begin;
+    const std::int32_t batch =
+        spec.has_packed_q ? 0 : static_cast<std::int32_t>(work_.sequence.q_batch);
+    return {{T::kElement.of_panel * panel, work_.q_head, row, batch}};
   }
 
   const Cta<spec>& cta_;

@@ -64,10 +64,8 @@ struct Compute {
                                      !spec.multiplies_codes && !spec.loads_by_cp_async &&
                                      (!Mods::has_mask || spec.head_dim_v <= 64);
 
-  /// Where rows may be far from 0, row tiles are computed again by a walk of its own, and others know nothing of such
-  /// rows, nor of passes.
-  static constexpr bool kRedoesApart = T::kTakesFarRows;
-  static_assert(!kRedoesApart || T::kOverlapsTiles);
+  /// Row tiles of far rows are computed again by a walk of its own, and others know nothing of such rows, nor of passes.
+  static_assert(!T::kTakesFarRows || T::kOverlapsTiles);
 
   /// Where a step that does not stand is repaired by a way of its own, no row tile has careful steps for full tiles.
   /// Not over caches, whose loops lack registers.
@@ -87,7 +85,7 @@ struct Compute {
       rest_of_tile(tile);
       RowTile after = cta.next_row_tile(slots);
       if (after.is_any_end()) {
-        if constexpr (kRedoesApart) {
+        if constexpr (T::kTakesFarRows) {
           finish_last(tile, Pass::all);
           if (cta.end_round(Pass::all)) compute_again();
           return;
