@@ -23,8 +23,8 @@ struct DeviceText {
   Sha256 digest{};              // of all names and texts
 };
 
-/// Which of the files a unit includes, and which these include, ascending. Lines `#include "name"` are followed whatever
-/// #if they stand behind; the compiler is given these files alone, so no other way to include one compiles.
+/// Which of the files a unit includes, and which these include, ascending. Lines `#include "name"` are followed
+/// whatever #if they stand behind; the compiler is given these files alone, so no other way to include one compiles.
 std::vector<std::size_t> included_files(const DeviceText& text, std::string_view unit);
 
 const DeviceText& embedded_device_text();

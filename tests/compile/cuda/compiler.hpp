@@ -1,6 +1,6 @@
 // What the compile tests look at: kernels that a loader compiles, or the reason why there is no compiler. What was
-// compiled from the same text by the same compiler is kept in a folder of the user's cache, as the library's own kernels
-// are: most of what these tests take is the compiler's time.
+// compiled from the same text by the same compiler is kept in a folder of the user's cache, as the library's own
+// kernels are: most of what these tests take is the compiler's time.
 #pragma once
 
 #include <initializer_list>

@@ -64,7 +64,7 @@ struct Compute {
                                      !spec.multiplies_codes && !spec.loads_by_cp_async &&
                                      (!Mods::has_mask || spec.head_dim_v <= 64);
 
-  /// Row tiles of far rows are computed again by a walk of its own, and others know nothing of such rows, nor of passes.
+  /// Tiles of far rows are computed again by a walk of its own, and others know nothing of such rows, nor of passes.
   static_assert(!T::kTakesFarRows || T::kOverlapsTiles);
 
   /// Where a step that does not stand is repaired by a way of its own, no row tile has careful steps for full tiles.
