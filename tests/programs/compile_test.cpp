@@ -42,7 +42,7 @@ extern "C" __global__ void fovea_kernel(const __grid_constant__ fovea::cuda::Par
 
 void expect_compiles(const jit::KernelText& text) {
   for (const jit::Architecture architecture : {jit::Architecture{8, 0}, jit::Architecture{9, 0}}) {
-    const jit::Cubin cubin = compiler().compile(text, architecture);
+    const jit::Cubin cubin = compiled(text, architecture);
     EXPECT_EQ(cubin.report.local_bytes, 0) << text.label << "\n" << cubin.report.log;
     EXPECT_LE(cubin.report.registers, 64) << text.label;
   }
@@ -62,7 +62,7 @@ TEST(PrintedText, OfRandomProgramsIsCompiled) {
   for (const int number : {testing::kNumRandomPrograms - 2, testing::kNumRandomPrograms - 1}) {
     const testing::TestProgram program = testing::random_program(data.captures(), number);
     const jit::KernelText text{unit_of(expr::print_cuda(program.score, program.mask)), "random"};
-    EXPECT_NO_THROW(compiler().compile(text, {8, 0})) << text.unit;
+    EXPECT_NO_THROW(compiled(text, {8, 0})) << text.unit;
   }
 }
 
