@@ -19,8 +19,8 @@ struct SourceFile {
 /// All headers that a unit may include.
 struct DeviceText {
   std::span<const SourceFile> files;
-  std::vector<Sha256> digests;  // of each file's text
-  Sha256 digest{};              // of all names and texts
+  std::vector<Sha256> digests{};  // of each file's text
+  Sha256 digest{};                // of all names and texts
 };
 
 /// Which of the files a unit includes, and which these include, ascending. Lines `#include "name"` are followed
