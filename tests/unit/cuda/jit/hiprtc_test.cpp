@@ -92,8 +92,8 @@ TEST_F(Hiprtc, TargetsThatItsClangDoesNotKnowAreNeverAskedFor) {
 }
 
 TEST_F(Hiprtc, ReadsAmdsTwinsInThePlaceOfNvidiasText) {
-  const KernelText text{.unit = "#include \"sm80/attention_forward_f32.cuh\"\n", .label = "f32"};
-  compiler.compile(text, kMi300);
+  compiler.compile({.unit = "#include \"sm80/attention_forward_f32.cuh\"\n", .label = "f32"},
+                   kMi300);
   const auto count = [&](const char* name) { return std::ranges::count(fake.headers, name); };
   EXPECT_EQ(count("ptx/base.cuh"), 1);
   EXPECT_EQ(count("sm80/attention_forward_f32.cuh"), 1);
