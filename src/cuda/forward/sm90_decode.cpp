@@ -267,9 +267,9 @@ DecodeLaunch Sm90Decode::prepare(const ForwardProblem& problem, const ForwardPla
   const std::int64_t splits = std::int64_t{launch.common.grid.x} * max_splits(spec, problem);
   launch.num_ctas = static_cast<std::uint32_t>(std::min<std::int64_t>(splits, num_sms));
   if (is_clustered(spec)) launch.num_ctas = launch.common.grid.x * spec.ctas_of_cluster;
-  // Of groups the first one comes sooner without (an H200).
-  launch.params.rehearsals = is_full_of_sequences(spec, problem, plan.device) ? 1 : 0;
   if (spec.takes_groups) {
+    // Of groups the first one comes sooner without (an H200).
+    launch.params.rehearsals = is_full_of_sequences(spec, problem, plan.device) ? 1 : 0;
     const std::int64_t tiles = problem.num_heads_q / spec.heads_per_tile;
     launch.params.tiles_of_cta = launch.common.combine_params.tiles_of_cta =
         static_cast<float>(tiles) / static_cast<float>(launch.num_ctas);
