@@ -273,8 +273,8 @@ double CacheMemory::value(std::uint64_t stream, std::int64_t sequence, std::int6
   const Random random(problem_.seed * 1000 + static_cast<std::uint64_t>(sequence), stream);
   const double normal = random.normal((row * 64 + head) * 512 + dim);
   if (stream == kQ) return normal * problem_.q_magnitude;
-  return stream == kV ? normal * std::exp2(problem_.value_growth * static_cast<double>(row))
-                      : normal;
+  if (stream != kV || problem_.value_growth == 0) return normal;
+  return normal * std::exp2(problem_.value_growth * static_cast<double>(row));
 }
 
 std::optional<float> CacheMemory::softmax_scale() const {

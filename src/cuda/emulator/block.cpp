@@ -1,6 +1,7 @@
 #include "cuda/emulator/block.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -9,7 +10,7 @@
 namespace fovea::cuda::emulator {
 namespace {
 
-constexpr unsigned kAllBytes = 0xf;
+constexpr unsigned kAllBytes = 0xffff, kWordMask = 0xf;
 
 bool is_before(const Machine& machine, const Stamp& earlier, const Actor& actor) {
   if (earlier.time == 0) return true;
@@ -70,6 +71,12 @@ Block::Cell& Block::cell(std::uint64_t index) {
   return (*page)[index % kPageCells];
 }
 
+History& Block::history_of(Cell& cell, unsigned byte) {
+  if (cell.split == 0) return cell.history;
+  Word& word = words_[cell.split - 1][byte / kWordBytes];
+  return word.split == 0 ? word.history : bytes_[word.split - 1][byte % kWordBytes];
+}
+
 template <class Visit>
 void Block::for_cells(const ByteRange& range, Visit visit) {
   const std::uint64_t end = range.begin + range.bytes;
@@ -80,6 +87,57 @@ void Block::for_cells(const ByteRange& range, Visit visit) {
     visit(cell(index), mask);
     at = next;
   }
+}
+
+template <class Visit>
+void Block::for_histories(Cell& cell, unsigned mask, Visit visit) {
+  if (cell.split == 0) {
+    if (mask == kAllBytes) return visit(cell.history, mask);
+    split(cell);
+  }
+  for (unsigned begin = 0; begin < kCellBytes; begin += kWordBytes) {
+    const unsigned of_word = mask & kWordMask << begin;
+    if (of_word == 0) continue;
+    Word& word = words_[cell.split - 1][begin / kWordBytes];
+    if (word.split == 0) {
+      if (of_word == kWordMask << begin) {
+        visit(word.history, of_word);
+        continue;
+      }
+      split(word);
+    }
+    for (unsigned byte = 0; byte < kWordBytes; ++byte) {
+      const unsigned bit = 1U << (begin + byte);
+      if ((of_word & bit) != 0) visit(bytes_[word.split - 1][byte], bit);
+    }
+  }
+}
+
+/// Each part goes on from the one reader that the whole knows, and from a list of its own.
+template <class Parts>
+void Block::share_readers(const History& whole, Parts& parts) {
+  if (whole.more_readers == 0) return;
+  for (History* const part : parts) {
+    part->more_readers = readers_.make();
+    readers_.at(part->more_readers) = readers_.at(whole.more_readers);
+  }
+  readers_.free(whole.more_readers);
+}
+
+void Block::split(Cell& cell) {
+  auto& words = words_.emplace_back();
+  words.fill({.history = cell.history});
+  std::array parts{&words[0].history, &words[1].history, &words[2].history, &words[3].history};
+  share_readers(cell.history, parts);
+  cell.split = static_cast<std::uint32_t>(words_.size());
+}
+
+void Block::split(Word& word) {
+  auto& bytes = bytes_.emplace_back();
+  bytes.fill(word.history);
+  std::array parts{&bytes[0], &bytes[1], &bytes[2], &bytes[3]};
+  share_readers(word.history, parts);
+  word.split = static_cast<std::uint32_t>(bytes_.size());
 }
 
 void Block::check_read(Machine& machine, const Actor& actor, const ByteRange& range,
@@ -145,32 +203,14 @@ void Block::check_history(Machine& machine, const Actor& actor, AccessKind kind,
 
 void Block::check(Machine& machine, const Actor& actor, AccessKind kind, const ByteRange& range,
                   Cell& cell, unsigned mask) {
-  if (cell.split == 0 && mask != kAllBytes) {
-    split_.emplace_back();
-    split_.back().fill(cell.history);
-    if (cell.history.more_readers != 0) {
-      // Each byte continues from the word's one known reader and a list of its own.
-      for (History& history : split_.back()) {
-        history.more_readers = readers_.make();
-        readers_.at(history.more_readers) = readers_.at(cell.history.more_readers);
-      }
-      readers_.free(cell.history.more_readers);
-    }
-    cell.split = static_cast<std::uint32_t>(split_.size());
-  }
-  if (cell.split == 0) {
-    check_history(machine, actor, kind, range, cell.history);
-  } else {
-    for (unsigned byte = 0; byte < kCellBytes; ++byte) {
-      if ((mask >> byte & 1U) == 0) continue;
-      check_history(machine, actor, kind, range, split_[cell.split - 1][byte]);
-    }
-  }
+  for_histories(cell, mask, [&](History& history, unsigned) {
+    check_history(machine, actor, kind, range, history);
+  });
   if (kind == AccessKind::write) {
-    cell.defined = static_cast<std::uint8_t>(cell.defined | mask);
+    cell.defined = static_cast<std::uint16_t>(cell.defined | mask);
   } else if ((cell.defined & mask) != mask) {
     machine.report_uninitialised(actor, *this, range);
-    cell.defined = static_cast<std::uint8_t>(cell.defined | mask);
+    cell.defined = static_cast<std::uint16_t>(cell.defined | mask);
   }
 }
 
@@ -183,15 +223,14 @@ void Block::read(Machine& machine, const Actor& actor, const ByteRange& range, v
 
 void Block::read_non_coherent(Machine& machine, const Actor& actor, const ByteRange& range,
                               void* to) {
-  for_cells(range, [&](const Cell& cell, unsigned mask) {
-    for (unsigned byte = 0; byte < kCellBytes; ++byte) {
-      if ((mask >> byte & 1U) == 0) continue;
-      const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][byte];
+  for_cells(range, [&](Cell& cell, unsigned mask) {
+    bool is_reported = false;
+    for_histories(cell, mask, [&](const History& history, unsigned) {
       const bool is_before_grid = machine.is_of_grid_before(history.write.wave);
-      if (history.write.time == 0 || is_before_grid) continue;
+      if (is_reported || history.write.time == 0 || is_before_grid) return;
       machine.report_non_coherent(actor, *this, range, history.write);
-      break;
-    }
+      is_reported = true;
+    });
   });
   read(machine, actor, range, to);
 }
@@ -199,7 +238,7 @@ void Block::read_non_coherent(Machine& machine, const Actor& actor, const ByteRa
 void Block::write(Machine& machine, const Actor& actor, const ByteRange& range, const void* from) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
     check(machine, actor, AccessKind::write, range, cell, mask);
-    cell.unfenced = static_cast<std::uint8_t>(cell.unfenced | mask);
+    cell.unfenced = static_cast<std::uint16_t>(cell.unfenced | mask);
   });
   std::memcpy(spec_.data + range.begin, from, range.bytes);
 }
@@ -207,21 +246,25 @@ void Block::write(Machine& machine, const Actor& actor, const ByteRange& range, 
 void Block::touch_atomically(Machine& machine, const Actor& actor, const ByteRange& range) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
     check(machine, actor, AccessKind::atomic, range, cell, mask);
-    cell.unfenced = static_cast<std::uint8_t>(cell.unfenced | mask);
+    cell.unfenced = static_cast<std::uint16_t>(cell.unfenced | mask);
   });
 }
 
 void Block::read_async(Machine& machine, const Actor& actor, const ByteRange& range, void* to) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
-    const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][0];
-    const Stamp written = history.write;
     check(machine, actor, AccessKind::read, range, cell, mask);
-    const bool is_before_grid = machine.is_of_grid_before(written.wave);
-    const bool has_no_fence = (cell.unfenced & mask) != 0 && !is_before_grid;
-    const bool has_fence_unseen = cell.fence_time != 0 && written.time != 0 &&
-                                  written.wave == actor.wave &&
-                                  actor.seen->of(cell.fence_agent) < cell.fence_time;
-    if (has_no_fence || has_fence_unseen) machine.report_unfenced(actor, *this, range, written);
+    bool is_reported = false;
+    for_histories(cell, mask, [&](const History& history, unsigned bytes) {
+      const Stamp& written = history.write;
+      const bool has_no_fence =
+          (cell.unfenced & bytes) != 0 && !machine.is_of_grid_before(written.wave);
+      const bool has_fence_unseen = history.fence_time != 0 && written.time != 0 &&
+                                    written.wave == actor.wave &&
+                                    actor.seen->of(history.fence_agent) < history.fence_time;
+      if (is_reported || !(has_no_fence || has_fence_unseen)) return;
+      machine.report_unfenced(actor, *this, range, written);
+      is_reported = true;
+    });
   });
   const std::byte* view = spec_.is_shared ? async_view_.data() : spec_.data;
   std::memcpy(to, view + range.begin, range.bytes);
@@ -230,12 +273,12 @@ void Block::read_async(Machine& machine, const Actor& actor, const ByteRange& ra
 void Block::write_async(Machine& machine, const Actor& actor, const ByteRange& range,
                         const void* from) {
   for_cells(range, [&](Cell& cell, unsigned mask) {
-    const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][0];
-    const Stamp written = history.write;
+    const unsigned unfenced = cell.unfenced & mask;
+    const auto first = unfenced == 0 ? 0 : static_cast<unsigned>(std::countr_zero(unfenced));
+    const Stamp written = history_of(cell, first).write;
     check(machine, actor, AccessKind::write, range, cell, mask);
-    if ((cell.unfenced & mask) != 0) machine.report_unfenced(actor, *this, range, written);
-    cell.unfenced = static_cast<std::uint8_t>(cell.unfenced & ~mask);
-    cell.fence_time = 0;
+    if (unfenced != 0) machine.report_unfenced(actor, *this, range, written);
+    cell.unfenced = static_cast<std::uint16_t>(cell.unfenced & ~mask);
   });
   std::memcpy(spec_.data + range.begin, from, range.bytes);
   if (spec_.is_shared) std::memcpy(async_view_.data() + range.begin, from, range.bytes);
@@ -244,33 +287,35 @@ void Block::write_async(Machine& machine, const Actor& actor, const ByteRange& r
 void Block::publish(AgentId writer, const Actor& fence, const ByteRange& range) {
   std::uint64_t at = range.begin;
   for_cells(range, [&](Cell& cell, unsigned mask) {
-    const std::uint64_t word = at / kCellBytes * kCellBytes;
+    const std::uint64_t begin = at / kCellBytes * kCellBytes;
     for (unsigned byte = 0; byte < kCellBytes; ++byte) {
-      if ((mask & cell.unfenced) >> byte & 1U) {
-        const History& history = cell.split == 0 ? cell.history : split_[cell.split - 1][byte];
-        if (history.write.agent != writer) continue;
-        cell.unfenced = static_cast<std::uint8_t>(cell.unfenced & ~(1U << byte));
-        cell.fence_time = fence.time;
-        cell.fence_agent = fence.agent;
-        if (spec_.is_shared) async_view_[word + byte] = spec_.data[word + byte];
-      }
+      if (((mask & cell.unfenced) >> byte & 1U) == 0) continue;
+      History& history = history_of(cell, byte);
+      if (history.write.agent != writer) continue;
+      cell.unfenced = static_cast<std::uint16_t>(cell.unfenced & ~(1U << byte));
+      history.fence_time = fence.time;
+      history.fence_agent = fence.agent;
+      if (spec_.is_shared) async_view_[begin + byte] = spec_.data[begin + byte];
     }
-    at = word + kCellBytes;
+    at = begin + kCellBytes;
   });
 }
 
 void Block::define(const ByteRange& range) {
   for_cells(range, [](Cell& cell, unsigned mask) {
-    cell.defined = static_cast<std::uint8_t>(cell.defined | mask);
-    cell.unfenced = static_cast<std::uint8_t>(cell.unfenced & ~mask);
+    cell.defined = static_cast<std::uint16_t>(cell.defined | mask);
+    cell.unfenced = static_cast<std::uint16_t>(cell.unfenced & ~mask);
   });
 }
 
 void Block::renew(const Actor& actor, const ByteRange& range) {
-  for_cells(range, [&](Cell& cell, unsigned) {
-    if (cell.history.more_readers != 0) readers_.free(cell.history.more_readers);
-    cell = {};
-    cell.history.write = stamp(actor);
+  for_cells(range, [&](Cell& cell, unsigned mask) {
+    for_histories(cell, mask, [&](History& history, unsigned) {
+      if (history.more_readers != 0) readers_.free(history.more_readers);
+      history = {.write = stamp(actor)};
+    });
+    cell.defined = static_cast<std::uint16_t>(cell.defined & ~mask);
+    cell.unfenced = static_cast<std::uint16_t>(cell.unfenced & ~mask);
   });
   std::memset(spec_.data + range.begin, 0xff, range.bytes);
 }
@@ -279,12 +324,13 @@ void Block::forget_accesses() {
   for (const std::unique_ptr<Page>& page : pages_) {
     if (!page) continue;
     for (Cell& cell : *page) {
-      const std::uint8_t defined = cell.defined;
+      const std::uint16_t defined = cell.defined;
       cell = {};
       cell.defined = defined;
     }
   }
-  split_.clear();
+  words_.clear();
+  bytes_.clear();
   readers_ = {};
 }
 

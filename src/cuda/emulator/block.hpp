@@ -1,5 +1,5 @@
 // A piece of memory that kernels may touch: the shared memory of a CTA, or a registered global buffer. Its bytes are a
-// heap block of their own; beside each word stands who touched it, which bytes were ever written, and which writes the
+// heap block of their own; beside them stands who touched it, which bytes were ever written, and which writes the
 // async proxy cannot see yet. Read machine.hpp next.
 #pragma once
 
@@ -63,20 +63,32 @@ class Block {
   void forget_accesses();
 
  private:
+  static constexpr std::uint64_t kCellBytes = 16, kWordBytes = 4, kPageCells = 256;
+
+  /// 16 bytes, which matrices and copies mostly touch at once: one history while all of them are, one for each word
+  /// from the first access to some of them on, for each byte of a word from the first one to some of its bytes on.
   struct Cell {
     History history;
-    // 1 + index into split_, where bytes of the word have separate histories
-    std::uint32_t split = 0;
-    std::uint32_t fence_time = 0;  // of the fence that published the last write, 0: none
-    AgentId fence_agent = 0;
-    std::uint8_t defined = 0, unfenced = 0;  // a bit per byte
+    std::uint32_t split = 0;                  // 1 + index into words_
+    std::uint16_t defined = 0, unfenced = 0;  // a bit per byte
   };
-  static constexpr std::uint64_t kCellBytes = 4, kPageCells = 1024;
+  struct Word {
+    History history;
+    std::uint32_t split = 0;  // 1 + index into bytes_
+  };
   using Page = std::array<Cell, kPageCells>;
 
   template <class Visit>
   void for_cells(const ByteRange& range, Visit visit);
+  /// Calls visit(history, bytes) for those of the bytes of `mask`, and of no others: splits the cell where it must.
+  template <class Visit>
+  void for_histories(Cell& cell, unsigned mask, Visit visit);
   Cell& cell(std::uint64_t index);
+  History& history_of(Cell& cell, unsigned byte);
+  template <class Parts>
+  void share_readers(const History& whole, Parts& parts);
+  void split(Cell& cell);
+  void split(Word& word);
   void check(Machine& machine, const Actor& actor, AccessKind kind, const ByteRange& range,
              Cell& cell, unsigned mask);
   void check_history(Machine& machine, const Actor& actor, AccessKind kind, const ByteRange& range,
@@ -88,7 +100,8 @@ class Block {
   Spec spec_;
   std::vector<std::byte> async_view_;
   std::vector<std::unique_ptr<Page>> pages_;
-  std::deque<std::array<History, kCellBytes>> split_;
+  std::deque<std::array<Word, kCellBytes / kWordBytes>> words_;
+  std::deque<std::array<History, kWordBytes>> bytes_;
   ReaderLists readers_;
 };
 

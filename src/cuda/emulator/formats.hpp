@@ -1,6 +1,7 @@
 // Numbers of fewer bits than a float, decoded and rounded in plain arithmetic.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -91,8 +92,19 @@ inline float decode_ue8m0(std::uint32_t bits) {
   return bits == 0xff ? NAN : std::ldexp(1.0F, static_cast<int>(bits) - 127);
 }
 
+/// What each of the 256 codes stands for.
+inline std::array<float, 256> small_floats(int exponent_bits, int mantissa_bits,
+                                           bool has_infinity) {
+  std::array<float, 256> values{};
+  for (std::uint32_t bits = 0; bits < values.size(); ++bits)
+    values[bits] = decode_small_float(bits, exponent_bits, mantissa_bits, has_infinity);
+  return values;
+}
+inline const std::array<float, 256> e4m3_values = small_floats(4, 3, false);
+inline const std::array<float, 256> e5m2_values = small_floats(5, 2, true);
+
 /// Bytes of one element.
-inline std::uint32_t element_bytes(Format format) {
+constexpr std::uint32_t element_bytes(Format format) {
   switch (format) {
     case Format::f32:
     case Format::tf32:
@@ -120,9 +132,9 @@ inline float decode(Format format, std::uint32_t bits) {
     case Format::bf16:
       return decode_bf16(bits);
     case Format::e4m3:
-      return decode_small_float(bits, 4, 3, false);
+      return e4m3_values[bits & 0xffU];
     case Format::e5m2:
-      return decode_small_float(bits, 5, 2, true);
+      return e5m2_values[bits & 0xffU];
     case Format::s8:
       return static_cast<float>(static_cast<std::int8_t>(bits));
     case Format::u8:

@@ -67,9 +67,11 @@ class ReaderLists {
 
 struct History {
   Stamp write, read;
-  std::uint32_t more_readers = 0;  // list of ReaderLists, 0: none
-  bool write_is_atomic = false;
+  std::uint32_t more_readers = 0;         // list of ReaderLists, 0: none
   std::uint32_t last_wave_of_others = 0;  // that read it, before the one of `read`; 0: none
+  std::uint32_t fence_time = 0;           // of the fence that published the last write, 0: none
+  AgentId fence_agent = 0;
+  bool write_is_atomic = false;
 };
 
 }  // namespace fovea::cuda::emulator

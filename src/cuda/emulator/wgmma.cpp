@@ -55,6 +55,38 @@ std::size_t sum_index(std::uint32_t lane, std::uint32_t i, std::uint32_t columns
   return row * columns + column;
 }
 
+/// The elements of 16 bytes, `step` floats apart.
+using DecodeChunk = void (*)(const std::byte (&chunk)[16], float* to, std::size_t step);
+
+template <Format format>
+void decode_chunk(const std::byte (&chunk)[16], float* to, std::size_t step) {
+  constexpr std::uint32_t kBytes = element_bytes(format);
+  for (std::uint32_t i = 0; i < 16 / kBytes; ++i)
+    to[i * step] = decode(format, element_of(chunk, i, kBytes));
+}
+
+DecodeChunk decoder_of(Format format) {
+  switch (format) {
+    case Format::f32:
+      return decode_chunk<Format::f32>;
+    case Format::tf32:
+      return decode_chunk<Format::tf32>;
+    case Format::f16:
+      return decode_chunk<Format::f16>;
+    case Format::bf16:
+      return decode_chunk<Format::bf16>;
+    case Format::e4m3:
+      return decode_chunk<Format::e4m3>;
+    case Format::e5m2:
+      return decode_chunk<Format::e5m2>;
+    case Format::s8:
+      return decode_chunk<Format::s8>;
+    case Format::u8:
+      return decode_chunk<Format::u8>;
+  }
+  return nullptr;
+}
+
 double decode_sum(std::uint32_t bits, bool is_integer) {
   return is_integer ? double{static_cast<double>(static_cast<std::int32_t>(bits))}
                     : double{std::bit_cast<float>(bits)};
@@ -98,16 +130,15 @@ void WgmmaProduct::read_a_registers(float (&a)[kRows][kMostDepth]) const {
 void WgmmaProduct::read_a(Machine& machine, float (&a)[kRows][kMostDepth]) const {
   if (form.a_is_in_registers) return read_a_registers(a);
   const OperandLayout layout(form.a, form.a_is_k_major);
-  const std::uint32_t bytes = element_bytes(form.a_format), per_chunk = 16 / bytes;
+  const std::uint32_t per_chunk = 16 / element_bytes(form.a_format);
+  const DecodeChunk decode_to = decoder_of(form.a_format);
   const std::uint32_t first_row = warp->idx % kWarpsOfGroup * kRows;
   std::byte chunk[16];
   if (form.a_is_k_major) {
     for (std::uint32_t row = 0; row < kRows; ++row) {
       for (std::uint32_t c = 0; c < kDepthBytes / 16; ++c) {
         read_chunk(machine, layout.chunk_address(first_row + row, c), chunk);
-        for (std::uint32_t i = 0; i < per_chunk; ++i) {
-          a[row][c * per_chunk + i] = decode(form.a_format, element_of(chunk, i, bytes));
-        }
+        decode_to(chunk, &a[row][c * per_chunk], 1);
       }
     }
     return;
@@ -115,24 +146,21 @@ void WgmmaProduct::read_a(Machine& machine, float (&a)[kRows][kMostDepth]) const
   for (std::uint32_t k = 0; k < depth(); ++k) {
     for (std::uint32_t c = 0; c < kRows / per_chunk; ++c) {
       read_chunk(machine, layout.chunk_address(k, first_row / per_chunk + c), chunk);
-      for (std::uint32_t i = 0; i < per_chunk; ++i) {
-        a[c * per_chunk + i][k] = decode(form.a_format, element_of(chunk, i, bytes));
-      }
+      decode_to(chunk, &a[c * per_chunk][k], kMostDepth);
     }
   }
 }
 
 void WgmmaProduct::read_b(Machine& machine, float (&b)[kMostDepth][kMostColumns]) const {
   const OperandLayout layout(form.b, form.b_is_k_major);
-  const std::uint32_t bytes = element_bytes(form.b_format), per_chunk = 16 / bytes;
+  const std::uint32_t per_chunk = 16 / element_bytes(form.b_format);
+  const DecodeChunk decode_to = decoder_of(form.b_format);
   std::byte chunk[16];
   if (form.b_is_k_major) {
     for (std::uint32_t column = 0; column < form.columns; ++column) {
       for (std::uint32_t c = 0; c < kDepthBytes / 16; ++c) {
         read_chunk(machine, layout.chunk_address(column, c), chunk);
-        for (std::uint32_t i = 0; i < per_chunk; ++i) {
-          b[c * per_chunk + i][column] = decode(form.b_format, element_of(chunk, i, bytes));
-        }
+        decode_to(chunk, &b[c * per_chunk][column], kMostColumns);
       }
     }
     return;
@@ -140,9 +168,7 @@ void WgmmaProduct::read_b(Machine& machine, float (&b)[kMostDepth][kMostColumns]
   for (std::uint32_t k = 0; k < depth(); ++k) {
     for (std::uint32_t c = 0; c < form.columns / per_chunk; ++c) {
       read_chunk(machine, layout.chunk_address(k, c), chunk);
-      for (std::uint32_t i = 0; i < per_chunk; ++i) {
-        b[k][c * per_chunk + i] = decode(form.b_format, element_of(chunk, i, bytes));
-      }
+      decode_to(chunk, &b[k][c * per_chunk], 1);
     }
   }
 }
@@ -153,20 +179,19 @@ void WgmmaProduct::land(Machine& machine) {
   static thread_local float b[kMostDepth][kMostColumns];
   read_a(machine, a);
   read_b(machine, b);
-  std::vector<double> sums(kRows * std::size_t{form.columns}, 0.0);
   for (std::uint32_t row = 0; row < kRows; ++row) {
-    double* to = &sums[row * form.columns];
+    double sums[kMostColumns] = {};
     for (std::uint32_t k = 0; k < depth(); ++k) {
       const double factor = a[row][k];
-      for (std::uint32_t column = 0; column < form.columns; ++column) {
-        to[column] += factor * double{b[k][column]};
-      }
+      for (std::uint32_t column = 0; column < form.columns; ++column)
+        sums[column] += factor * double{b[k][column]};
     }
-  }
-  for (std::size_t i = 0; i < sums.size(); ++i) {
-    double& sum = accumulator->sums[i];
-    sum = (form.is_accumulating ? sum : 0.0) + sums[i];
-    sum = decode_sum(encode_sum(sum, form.is_integer), form.is_integer);
+    double* const to = &accumulator->sums[row * std::size_t{form.columns}];
+    if (!form.is_accumulating) std::fill_n(to, form.columns, 0.0);
+    for (std::uint32_t column = 0; column < form.columns; ++column) {
+      const std::uint32_t sum = encode_sum(to[column] + sums[column], form.is_integer);
+      to[column] = decode_sum(sum, form.is_integer);
+    }
   }
 }
 
