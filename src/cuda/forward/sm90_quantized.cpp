@@ -25,11 +25,12 @@ constexpr std::int64_t kMostHeadDim = 128;
 constexpr std::int64_t kMostRotatedBesideSums = 64;
 
 /// Where it was measured to be faster than our 16 bits, rounding included: so many queries and keys, and head dims that
-/// have no narrower tile in 16 bits. docs/kernels/attention_quantized_sm90.md.
+/// have no narrower tile in 16 bits, or of those one. docs/kernels/attention_quantized_sm90.md.
 constexpr std::int64_t kFewestToPay = 16384;
 constexpr std::int64_t kFewestToPayOfSums =
     4096;  // where codes are summed too, and nothing is masked or scores are capped
 constexpr std::int64_t kWidestOfNarrow = 96;
+constexpr std::int64_t kNarrowOfSums = 64;  // where codes are summed too, without mask or program
 
 /// Half of a square, whichever way it is aligned.
 bool is_causal(const ForwardProblem& f) {
@@ -41,6 +42,18 @@ bool is_causal(const ForwardProblem& f) {
 bool has_fast_cap(const Problem& p) {
   return sums_codes(p.quant) && !p.wants_row_max &&
          expr::cap_of(expr::simplify(p.score.expr().shared())) != nullptr;
+}
+
+/// Head dims that have narrower tiles in 16 bits.
+bool is_narrow(const ForwardProblem& f) {
+  return std::min(f.head_dim_qk, f.head_dim_v) <= kWidestOfNarrow;
+}
+
+/// Those of them that pay all the same.
+bool pays_although_narrow(const ForwardProblem& f) {
+  const Problem& p = f.problem;
+  return f.head_dim_qk == kNarrowOfSums && f.head_dim_v == kNarrowOfSums && sums_codes(p.quant) &&
+         p.mask.is_all_visible() && p.score.is_identity();
 }
 
 /// Keys are read from a cache by eights.
@@ -116,9 +129,11 @@ std::optional<Refusal> Sm90ForwardQuantized::refuses(const ForwardProblem& f,
 
 std::string Sm90ForwardQuantized::why_slower(const ForwardProblem& f) {
   const Problem& p = f.problem;
-  if (std::min(f.head_dim_qk, f.head_dim_v) <= kWidestOfNarrow) {
-    return fmt::format("head dims are {} and {}; it is faster with more than {}", f.head_dim_qk,
-                       f.head_dim_v, kWidestOfNarrow);
+  if (is_narrow(f) && !pays_although_narrow(f)) {
+    return fmt::format(
+        "head dims are {} and {}; it is faster with more than {} or, of quant.pv e4m3 without mask "
+        "and score program, with {}",
+        f.head_dim_qk, f.head_dim_v, kWidestOfNarrow, kNarrowOfSums);
   }
   const bool is_full = p.mask.is_all_visible();
   const bool has_cap = has_fast_cap(p);
@@ -127,7 +142,7 @@ std::string Sm90ForwardQuantized::why_slower(const ForwardProblem& f) {
     return "it is faster with dense tensors, no mask or a causal one of equal lengths, no dropout "
            "and no score program but, of quant.pv e4m3 without row_max, a cap";
   }
-  const bool pays_early = sums_codes(p.quant) && (is_full || has_cap);
+  const bool pays_early = sums_codes(p.quant) && (is_full || has_cap) && !is_narrow(f);
   const std::int64_t fewest = pays_early ? kFewestToPayOfSums : kFewestToPay;
   for (const auto& [name, length] : {std::pair{"kv", f.seqlen_kv}, std::pair{"q", f.seqlen_q}}) {
     if (length < fewest) {

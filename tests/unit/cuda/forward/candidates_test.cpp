@@ -2,6 +2,7 @@
 #include "cuda/forward/candidates.hpp"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -883,10 +884,9 @@ TEST(ForwardCandidates, RecipesOfAnAccuracyAreTakenWhereTheyAreFaster) {
     return why(problem_of(shape));
   };
   EXPECT_EQ(why(problem_of(measured)), "");
-  EXPECT_EQ(differing([](Shape& s) { s.head_dim_qk = s.head_dim_v = 64; }),
-            "head dims are 64 and 64; it is faster with more than 96");
   EXPECT_EQ(differing([](Shape& s) { s.head_dim_v = 96; }),
-            "head dims are 128 and 96; it is faster with more than 96");
+            "head dims are 128 and 96; it is faster with more than 96 or, of quant.pv e4m3 without "
+            "mask and score program, with 64");
   EXPECT_EQ(differing([](Shape& s) { s.seqlen_kv = 8192; }),
             "seqlen_kv is 8192; without a mask it is faster from 16384 on");
   EXPECT_EQ(differing([](Shape& s) { s.seqlen_q = 1; }),
@@ -928,6 +928,35 @@ TEST(ForwardCandidates, RecipesOfAnAccuracyAreTakenWhereTheyAreFaster) {
   Problem dropped = problem_of(measured);
   dropped.dropout.p = 0.1F;
   EXPECT_EQ(why(dropped), kOthers);
+}
+
+TEST(ForwardCandidates, OfNarrowHeadDimsOneIsFasterWhereCodesAreSummed) {
+  const Shape measured{.seqlen_q = 16384, .seqlen_kv = 16384, .head_dim_qk = 64, .head_dim_v = 64};
+  const auto why = [](const Shape& shape, std::string_view recipe, const auto& change) {
+    Problem problem = with_recipe(shape, recipe);
+    change(problem);
+    return Sm90ForwardQuantized::why_slower(validate(problem, "test"));
+  };
+  const auto as_it_is = [](Problem&) {};
+  const auto differing = [&](auto change) {
+    Shape shape = measured;
+    change(shape);
+    return why(shape, "fast", as_it_is);
+  };
+  EXPECT_EQ(why(measured, "fast", as_it_is), "");
+  EXPECT_EQ(differing([](Shape& s) { s.seqlen_kv = 16383; }),
+            "seqlen_kv is 16383; without a mask it is faster from 16384 on");
+  EXPECT_EQ(differing([](Shape& s) { s.seqlen_q = 4096; }),
+            "seqlen_q is 4096; without a mask it is faster from 16384 on");
+  const auto is_narrow = ::testing::StartsWith("head dims are ");
+  EXPECT_THAT(differing([](Shape& s) { s.head_dim_qk = 96; }), is_narrow);
+  EXPECT_THAT(differing([](Shape& s) { s.head_dim_v = 128; }), is_narrow);
+  EXPECT_THAT(differing([](Shape& s) { s.head_dim_qk = s.head_dim_v = 56; }), is_narrow);
+  EXPECT_THAT(why(measured, "accurate", as_it_is), is_narrow);
+  EXPECT_THAT(why(measured, "fast", [](Problem& p) { p.mask = causal(); }), is_narrow);
+  EXPECT_THAT(why(measured, "fast", [](Problem& p) { p.score = softcap(30); }), is_narrow);
+  EXPECT_THAT(why(measured, "fast", [](Problem& p) { p.dropout.p = 0.1F; }),
+              ::testing::HasSubstr("no dropout"));
 }
 
 TEST(ForwardCandidates, EveryTileFitsEveryDevice) {
