@@ -102,9 +102,10 @@ void append_and_turn(const NewTokens& tokens, const AttentionDecode& args, Runti
   }
 }
 
-/// Appends and turns, then attends over what the cache holds.
-void run(const CallPlan& plan, const AttentionDecode& args, const DecodeWorkspace& sizes,
-         Runtime& runtime) {
+/// Appends and turns, then attends over what the cache holds. Returns the name of the kernel, of keys behind a shared
+/// prefix where there is one.
+std::string_view run(const CallPlan& plan, const AttentionDecode& args,
+                     const DecodeWorkspace& sizes, Runtime& runtime) {
   std::byte* workspace = aligned_workspace(args.workspace, sizes.aligned_bytes(), sizes.alignment);
   std::byte* const turned = workspace + sizes.plan_bytes;
   const TensorView q = queries_of(args, turned);
@@ -120,7 +121,7 @@ void run(const CallPlan& plan, const AttentionDecode& args, const DecodeWorkspac
     return attend(plan.prefixed(), args, q, workspace, turned + sizes.q_bytes, runtime);
   AttentionForward forward = forward_of(args);
   forward.q = q;
-  attend(*plan.plain(), args, forward, workspace);
+  return attend(*plan.plain(), args, forward, workspace);
 }
 
 void require_out(const AttentionDecode& call, std::string_view where) {
@@ -190,8 +191,9 @@ void require_short_prefix(const CallPlan& plan, const AttentionDecode& call) {
                       call.shared_prefix.seqlen, plan.prefixed().max_prefix));
 }
 
-void log_decode(const CallLog& log, const CallPlan& plan) {
-  log_call(log, plan.plain() != nullptr ? plan.plain()->impl() : plan.prefixed().suffix.impl());
+void log_decode(const CallLog& log, const CallPlan& plan, std::string_view kernel) {
+  const Plan& logged = plan.plain() != nullptr ? *plan.plain() : plan.prefixed().suffix;
+  log_call(log, logged.impl(), kernel);
 }
 
 std::string_view append_kernel(Device device) {
@@ -259,8 +261,8 @@ void attention_decode(const AttentionDecode& args, Runtime& runtime) {
                                 runtime.impl());
   call.workspace = workspace.bytes();
   require_workspace(kDecode, call.workspace, sizes.bytes(), "decode_workspace_bytes");
-  run(plan, call, sizes, runtime);
-  log_decode(log, plan);
+  const std::string_view kernel = run(plan, call, sizes, runtime);
+  log_decode(log, plan, kernel);
 }
 
 DecodePlan plan_decode(const AttentionDecode& args, std::int64_t max_seqlen_kv) {
@@ -314,8 +316,8 @@ void DecodePlan::run(const AttentionDecode& args) const {
   validate_decode(impl_->plan.problem(), call, kDecode);
   const DecodeWorkspace sizes(impl_->plan, call);
   require_workspace(kDecode, call.workspace, sizes.bytes(), "DecodePlan::workspace_bytes");
-  fovea::run(impl_->plan, call, sizes, runtime);
-  log_decode(log, impl_->plan);
+  const std::string_view kernel = fovea::run(impl_->plan, call, sizes, runtime);
+  log_decode(log, impl_->plan, kernel);
 }
 
 Explanation explain(const AttentionDecode& args, std::int64_t max_seqlen_kv) {

@@ -21,16 +21,17 @@ Plan make_plan(const Problem& problem, const CacheLayout& cache, std::string_vie
   return Plan(std::move(impl));
 }
 
-void run_on(const cpu::ForwardPlan& plan, const ForwardProblem& problem,
-            const AttentionDecode& args, const AttentionForward& forward, std::byte* workspace,
-            const GrownCache& grown) {
+std::string_view run_on(const cpu::ForwardPlan& plan, const ForwardProblem& problem,
+                        const AttentionDecode& args, const AttentionForward& forward,
+                        std::byte* workspace, const GrownCache& grown) {
   cpu::attention_forward(problem, plan, forward, workspace, *args.executor, &grown);
+  return cpu::kernel_name(plan);
 }
 
-void run_on(const cuda::ForwardPlan& plan, const ForwardProblem& problem,
-            const AttentionDecode& args, const AttentionForward& forward, std::byte* workspace,
-            const GrownCache& grown) {
-  cuda::attention_forward(problem, plan, forward, workspace, args.stream, &grown);
+std::string_view run_on(const cuda::ForwardPlan& plan, const ForwardProblem& problem,
+                        const AttentionDecode& args, const AttentionForward& forward,
+                        std::byte* workspace, const GrownCache& grown) {
+  return cuda::attention_forward(problem, plan, forward, workspace, args.stream, &grown);
 }
 
 }  // namespace
@@ -74,12 +75,12 @@ std::size_t aligned_bytes_of(const Plan& plan) {
                     plan.impl().backend);
 }
 
-void attend(const Plan& plan, const AttentionDecode& args, const AttentionForward& forward,
-            std::byte* workspace) {
+std::string_view attend(const Plan& plan, const AttentionDecode& args,
+                        const AttentionForward& forward, std::byte* workspace) {
   const GrownCache grown = grown_cache(args.cache, args.append);
-  std::visit(
+  return std::visit(
       [&](const auto& backend) {
-        run_on(backend, plan.impl().problem, args, forward, workspace, grown);
+        return run_on(backend, plan.impl().problem, args, forward, workspace, grown);
       },
       plan.impl().backend);
 }

@@ -33,8 +33,8 @@ Explanation explain_decode(const AttentionDecode& args, std::int64_t max_seqlen_
 std::size_t aligned_bytes_of(const Plan& plan);
 
 /// Attention of such a call, over what the cache holds after the append. `forward` has its queries, turned where there
-/// is a rotary; `args` has an executor on the cpu.
-void attend(const Plan& plan, const AttentionDecode& args, const AttentionForward& forward,
-            std::byte* workspace);
+/// is a rotary; `args` has an executor on the cpu. Returns the name of the kernel.
+std::string_view attend(const Plan& plan, const AttentionDecode& args,
+                        const AttentionForward& forward, std::byte* workspace);
 
 }  // namespace fovea

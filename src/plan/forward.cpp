@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "fovea/attention.hpp"
@@ -49,27 +50,30 @@ std::size_t workspace_bytes_of(const cuda::ForwardPlan& plan) {
   return unaligned_workspace_bytes(plan.workspace_bytes, kDeviceWorkspaceAlignment);
 }
 
-void run_on(const cpu::ForwardPlan& plan, const ForwardProblem& problem,
-            const AttentionForward& args) {
+std::string_view run_on(const cpu::ForwardPlan& plan, const ForwardProblem& problem,
+                        const AttentionForward& args) {
   Executor& executor =
       args.executor != nullptr ? *args.executor : Runtime::process_default().executor();
   require_workers(kWhere, executor, plan.num_workers);
   cpu::attention_forward(problem, plan, args,
                          aligned_workspace(args.workspace, plan.workspace_bytes), executor);
+  return cpu::kernel_name(plan);
 }
 
-void run_on(const cuda::ForwardPlan& plan, const ForwardProblem& problem,
-            const AttentionForward& args) {
+std::string_view run_on(const cuda::ForwardPlan& plan, const ForwardProblem& problem,
+                        const AttentionForward& args) {
   std::byte* workspace =
       aligned_workspace(args.workspace, plan.workspace_bytes, kDeviceWorkspaceAlignment);
-  cuda::attention_forward(problem, plan, args, workspace, args.stream);
+  return cuda::attention_forward(problem, plan, args, workspace, args.stream);
 }
 
-void run_checked(const Plan& plan, const AttentionForward& args) {
+/// Returns the name of the kernel.
+std::string_view run_checked(const Plan& plan, const AttentionForward& args) {
   const ForwardProblem& problem = plan.impl().problem;
   validate_arguments(problem, args, kWhere);
   require_workspace(kWhere, args.workspace, plan.workspace_bytes(), "Plan::workspace_bytes");
-  std::visit([&](const auto& backend) { run_on(backend, problem, args); }, plan.impl().backend);
+  return std::visit([&](const auto& backend) { return run_on(backend, problem, args); },
+                    plan.impl().backend);
 }
 
 std::string target_of(const cpu::ForwardPlan& plan, const ForwardProblem& /*problem*/) {
@@ -80,20 +84,14 @@ std::string target_of(const cuda::ForwardPlan& /*plan*/, const ForwardProblem& p
   return to_string(problem.device());
 }
 
-std::string_view kernel_of(const cpu::ForwardPlan& plan) { return cpu::kernel_name(plan); }
-
-std::string_view kernel_of(const cuda::ForwardPlan& plan) {
-  return cuda::current_stage(plan).candidate;
-}
-
 }  // namespace
 
-void log_call(const CallLog& log, const Plan::Impl& plan) {
+void log_call(const CallLog& log, const Plan::Impl& plan, std::string_view kernel) {
   if (!log.is_on()) [[likely]]
     return;
   std::visit(
       [&](const auto& backend) {
-        log.write(describe(plan.problem), kernel_of(backend), target_of(backend, plan.problem));
+        log.write(describe(plan.problem), kernel, target_of(backend, plan.problem));
       },
       plan.backend);
 }
@@ -165,8 +163,8 @@ void Plan::wait() const {
 void Plan::run(const AttentionForward& args) const {
   const FloatEnvironment environment;
   const CallLog log("Plan::run");
-  run_checked(*this, args);
-  log_call(log, *impl_);
+  const std::string_view kernel = run_checked(*this, args);
+  log_call(log, *impl_, kernel);
 }
 
 Problem problem_of(const AttentionForward& args) {
@@ -212,8 +210,8 @@ void attention_forward(const AttentionForward& args, Runtime& runtime) {
   const CallWorkspace workspace(call.workspace, plan.workspace_bytes(),
                                 {problem.q.device, call.stream}, runtime.impl());
   call.workspace = workspace.bytes();
-  run_checked(plan, call);
-  log_call(log, plan.impl());
+  const std::string_view kernel = run_checked(plan, call);
+  log_call(log, plan.impl(), kernel);
 }
 
 void attention_forward(const AttentionForward& args) {

@@ -54,8 +54,8 @@ struct JvpPlan::Impl {
   std::variant<cpu::JvpPlan, cuda::JvpPlan> backend;  // by problem.forward.device()
 };
 
-/// A line of FOVEA_VERBOSE, where it is wanted.
-void log_call(const CallLog& log, const Plan::Impl& plan);
+/// A line of FOVEA_VERBOSE, where it is wanted, of a call that `kernel` ran.
+void log_call(const CallLog& log, const Plan::Impl& plan, std::string_view kernel);
 
 struct NamedSpec {
   std::string_view name;

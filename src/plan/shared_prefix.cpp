@@ -85,8 +85,8 @@ void write_places(const PrefixCalls& calls, const AttentionDecode& args, Runtime
   }
 }
 
-void attend_part(const Plan& plan, const AttentionDecode& part, std::byte* scratch) {
-  attend(plan, part, forward_of(part), scratch);
+std::string_view attend_part(const Plan& plan, const AttentionDecode& part, std::byte* scratch) {
+  return attend(plan, part, forward_of(part), scratch);
 }
 
 void merge(const PrefixCalls& calls, std::byte* scratch, Runtime& runtime) {
@@ -148,13 +148,15 @@ SharedPrefixBytes shared_prefix_bytes(const SharedPrefixPlan& plan, const Attent
   return bytes;
 }
 
-void attend(const SharedPrefixPlan& plan, const AttentionDecode& args, const TensorView& q,
-            std::byte* scratch, std::byte* states, Runtime& runtime) {
+std::string_view attend(const SharedPrefixPlan& plan, const AttentionDecode& args,
+                        const TensorView& q, std::byte* scratch, std::byte* states,
+                        Runtime& runtime) {
   const PrefixCalls calls = split_at_prefix(args, q, plan.programs, states);
   write_places(calls, args, runtime);
   attend_part(plan.prefix, calls.prefix, scratch);
-  attend_part(plan.suffix, calls.suffix, scratch);
+  const std::string_view kernel = attend_part(plan.suffix, calls.suffix, scratch);
   merge(calls, scratch, runtime);
+  return kernel;
 }
 
 Explanation explain_shared_prefix(const SharedPrefixPlan& plan) {

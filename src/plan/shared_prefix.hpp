@@ -41,9 +41,11 @@ struct SharedPrefixBytes {
 SharedPrefixBytes shared_prefix_bytes(const SharedPrefixPlan& plan, const AttentionDecode& args,
                                       const TensorView& q);
 
-/// After the append. q: the queries, turned where there is a rotary.
-void attend(const SharedPrefixPlan& plan, const AttentionDecode& args, const TensorView& q,
-            std::byte* scratch, std::byte* states, Runtime& runtime);
+/// After the append. q: the queries, turned where there is a rotary. Returns the name of the kernel of keys behind the
+/// prefix.
+std::string_view attend(const SharedPrefixPlan& plan, const AttentionDecode& args,
+                        const TensorView& q, std::byte* scratch, std::byte* states,
+                        Runtime& runtime);
 
 Explanation explain_shared_prefix(const SharedPrefixPlan& plan);
 /// As explain(args, max_seqlen_kv), for args with a shared prefix.

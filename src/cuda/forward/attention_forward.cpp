@@ -33,23 +33,25 @@ const ForwardPlan& plan_that_reads(const ForwardProblem& problem, const ForwardP
   return plan.unaligned->loaded(*plan.kernels);
 }
 
-void enqueue_part(const ForwardProblem& problem, const ForwardPlan& plan,
-                  const AttentionForward& args, void* workspace, void* stream,
-                  const GrownCache* cache) {
+/// Returns what took it.
+std::string_view enqueue_part(const ForwardProblem& problem, const ForwardPlan& plan,
+                              const AttentionForward& args, void* workspace, void* stream,
+                              const GrownCache* cache) {
   const ForwardPlan& taken = plan_that_reads(problem, current_stage(plan), args, cache);
   candidate_named(taken.candidate).launch(problem, taken, args, workspace, stream, cache);
+  return taken.candidate;
 }
 
 }  // namespace
 
-void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
-                       const AttentionForward& args, void* workspace, void* stream,
-                       const GrownCache* cache) {
+std::string_view attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
+                                   const AttentionForward& args, void* workspace, void* stream,
+                                   const GrownCache* cache) {
   if (plan.few == nullptr) return enqueue_part(problem, plan, args, workspace, stream, cache);
   const ForwardPlan::FewQueries& few = *plan.few;
   enqueue_part(few.problem, few.plan, args, static_cast<std::byte*>(workspace) + few.workspace_at,
                stream, cache);
-  enqueue_part(few.rest, plan, args, workspace, stream, cache);
+  return enqueue_part(few.rest, plan, args, workspace, stream, cache);
 }
 
 }  // namespace fovea::cuda

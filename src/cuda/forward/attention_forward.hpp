@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fovea/attention.hpp"
@@ -59,9 +60,9 @@ struct ForwardPlan::FewQueries {
 
 /// All that is compiled for a plan: its kernel first, then those around it.
 PlannedKernels planned_kernels(const ForwardPlan& plan);
-/// Of what joins splits, where the plan has any.
 /// Where it is split, but for kernels that fold their splits themselves.
 bool has_combine(const ForwardPlan& plan);
+/// Of what joins splits, where the plan has any.
 CombineSpec combine_spec(const ForwardPlan& plan);
 
 /// What calls of this plan load besides, where their tensors start elsewhere than at multiples of 16 bytes; empty for
@@ -93,9 +94,10 @@ ForwardPlan plan_choice(const ForwardProblem& problem, const DeviceTraits& devic
 /// bytes, which loads the kernel for such. Arguments have been validated and lie in the memory of the plan's device,
 /// workspace too (plan.workspace_bytes, aligned to 256). With a cache, its k and v are read in the place of the
 /// arguments' and its seqlens, page_table, batch_idx and left_padding are read by the kernel; problem.seqlen_kv bounds
-/// them, cache->num_new keys stand behind them.
-void attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
-                       const AttentionForward& args, void* workspace, void* stream,
-                       const GrownCache* cache = nullptr);
+/// them, cache->num_new keys stand behind them. Returns the candidate that took the call, of sequences of many queries
+/// where the plan has parts: who asks afterwards may meet a later stage.
+std::string_view attention_forward(const ForwardProblem& problem, const ForwardPlan& plan,
+                                   const AttentionForward& args, void* workspace, void* stream,
+                                   const GrownCache* cache = nullptr);
 
 }  // namespace fovea::cuda

@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "fovea/error.hpp"
 
 #include "core/env.hpp"
+#include "core/verbose.hpp"
 #include "cuda/driver/driver.hpp"
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/kernels.hpp"
@@ -44,15 +47,26 @@ std::size_t most_workspace_bytes(const ForwardProblem& problem, const ForwardPla
   return std::max(plan.workspace_bytes, choose_forward(problem, plan.device).workspace_bytes);
 }
 
+/// A line of FOVEA_VERBOSE, of no call: those that begin from now on have `last` in theirs.
+void log_takeover(const CallLog& log, const ForwardProblem& problem, std::string_view first,
+                  std::string_view last) {
+  if (!log.is_on()) return;
+  log.write(describe(problem), fmt::format("{} takes over from {}", last, first),
+            to_string(problem.device()));
+}
+
+/// Compiles `plan` behind calls that run by `first`.
 std::shared_ptr<const ForwardPlan::Later> start_later(jit::Loader& loader,
                                                       const driver::DeviceContext& context,
                                                       const ForwardProblem& problem,
-                                                      ForwardPlan plan) {
+                                                      std::string_view first, ForwardPlan plan) {
   using Load = std::packaged_task<std::shared_ptr<const ForwardPlan>()>;
   const std::string candidate = plan.candidate;
-  auto load =
-      std::make_shared<Load>([&loader, &context, problem, plan = std::move(plan)]() mutable {
+  auto load = std::make_shared<Load>(
+      [&loader, &context, problem, first = std::string(first), plan = std::move(plan)]() mutable {
+        const CallLog log("staged plan");
         ForwardLadder::load_or_fall_back(loader, context, problem, plan);
+        log_takeover(log, problem, first, plan.candidate);
         return std::make_shared<const ForwardPlan>(std::move(plan));
       });
   auto later = std::make_shared<const ForwardPlan::Later>(
@@ -118,7 +132,7 @@ ForwardPlan load_in_stages(jit::Loader& loader, const driver::DeviceContext& con
   first->workspace_bytes = std::max(first->workspace_bytes, most_workspace_bytes(problem, plan));
   first->refused = plan.refused;
   first->refused.push_back({plan.candidate, "is being compiled; runs the calls after that"});
-  first->later = start_later(loader, context, problem, std::move(plan));
+  first->later = start_later(loader, context, problem, first->candidate, std::move(plan));
   return std::move(*first);
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -55,15 +56,19 @@ class StagedPlan : public testing::Test {
   }
   ForwardPlan staged() { return staged(problem); }
 
-  /// Threads of the kernel that a call launches.
-  unsigned threads_of_call(const ForwardPlan& plan) {
+  /// Whose kernel a call says that it launches.
+  std::string_view kernel_of_call(const ForwardPlan& plan, std::size_t first = 0) {
     const Problem& p = problem.problem;
     AttentionForward args;
-    args.q = TensorView(memory, p.q);
+    args.q = TensorView(memory + first, p.q);
     args.k = TensorView(memory, p.k);
     args.v = TensorView(memory, p.v);
     args.out = TensorView(memory, p.out);
-    attention_forward(problem, plan, args, memory, nullptr);
+    return attention_forward(problem, plan, args, memory, nullptr);
+  }
+  /// Threads of the kernel that it launches.
+  unsigned threads_of_call(const ForwardPlan& plan) {
+    kernel_of_call(plan);
     return fake.launch.block_x;
   }
   static unsigned threads_of(const ForwardPlan& plan) {
@@ -101,6 +106,17 @@ TEST_F(StagedPlan, CallsRunByTheFirstKernelUntilTheTablesIsLoaded) {
   EXPECT_TRUE(is_final(plan));
   EXPECT_EQ(current_stage(plan).spec, table.spec);
   EXPECT_EQ(threads_of_call(plan), threads_of(table));
+}
+
+TEST_F(StagedPlan, CallsSayWhoseKernelTookThem) {
+  const ForwardPlan plan = staged();
+  const std::string_view before = kernel_of_call(plan);
+  EXPECT_EQ(before, Sm80Forward::kName);
+  hold(nullptr);
+  wait_for_final(plan);
+  EXPECT_EQ(before, Sm80Forward::kName) << "of that call, whatever runs the next";
+  EXPECT_EQ(kernel_of_call(plan), kHopper);
+  EXPECT_EQ(kernel_of_call(plan, 1), Sm80Forward::kName) << "q is 2 bytes off";
 }
 
 TEST_F(StagedPlan, WorkspaceIsThatOfTheGreaterStage) {
