@@ -39,6 +39,7 @@ constexpr Candidate candidate_of() {
       .params = Kernel::kParams,
       .multiplies_by_wgmma = Kernel::kMultipliesByWgmma,
       .is_chained = Kernel::kIsChained,
+      .reads_numbers_of_codes = Kernel::kReadsNumbersOfCodes,
       .refuses = Kernel::refuses,
       .choose = [](const ForwardProblem& problem, const DeviceTraits& device) -> AnyForwardSpec {
         return Kernel::choose(problem, device);

@@ -30,12 +30,13 @@ struct Candidate {
   using Refuses = std::optional<Refusal> (*)(const ForwardProblem& problem,
                                              const DeviceTraits& device);
 
-  std::string_view name;     // "cuda/sm80/attention_forward"
-  std::string_view header;   // "sm80/attention_forward.cuh"
-  std::string_view entry;    // "sm80::attention_forward"
-  std::string_view params;   // what the entry takes: "ForwardParams"
-  bool multiplies_by_wgmma;  // its unit includes their bodies
-  bool is_chained;           // what joins its splits starts beside it, and waits
+  std::string_view name;        // "cuda/sm80/attention_forward"
+  std::string_view header;      // "sm80/attention_forward.cuh"
+  std::string_view entry;       // "sm80::attention_forward"
+  std::string_view params;      // what the entry takes: "ForwardParams"
+  bool multiplies_by_wgmma;     // its unit includes their bodies
+  bool is_chained;              // what joins its splits starts beside it, and waits
+  bool reads_numbers_of_codes;  // that KernelRole::numbers makes of a cache's
   Refuses refuses;
   AnyForwardSpec (*choose)(const ForwardProblem& problem, const DeviceTraits& device);
   /// Tiles that the kernel can have for this problem, choose's among them or not: what a GPU decides between

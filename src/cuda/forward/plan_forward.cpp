@@ -15,11 +15,11 @@
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/numbers_of_codes.hpp"
 #include "cuda/forward/quantize_kv.hpp"
 #include "cuda/forward/sm100.hpp"
 #include "cuda/forward/sm100_fp4.hpp"
 #include "cuda/forward/sm120_fp4.hpp"
-#include "cuda/forward/sm90_converted.hpp"
 #include "cuda/forward/staged.hpp"
 #include "cuda/forward/tuning.hpp"
 #include "cuda/kernel_unit.hpp"
@@ -66,7 +66,8 @@ void take_kernel(const Choice& choice, const ForwardProblem& problem, ForwardPla
   plan.shared_bytes = candidate.shared_bytes(plan.spec);
   plan.clears_rows = clears_rows(*plan.spec, problem);
   plan.quant = problem.problem.quant;
-  if (candidate.name == Sm90ForwardConverted::kName) plan.numbers = numbers_of_codes_spec(problem);
+  plan.numbers = std::nullopt;  // of the kernel that was taken before
+  if (candidate.reads_numbers_of_codes) plan.numbers = numbers_of_codes_spec(problem);
   bind_programs(problem, candidate.scratch_bytes(plan.spec, problem), plan);
 }
 

@@ -42,6 +42,7 @@ struct Sm100Forward {
   static constexpr std::string_view kParams = "Sm90ForwardParams";
   static constexpr bool kMultipliesByWgmma = false;
   static constexpr bool kIsChained = true;
+  static constexpr bool kReadsNumbersOfCodes = false;
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);

@@ -46,6 +46,7 @@ struct Sm100ForwardFp4 {
   static constexpr std::string_view kParams = "Sm100Fp4Params";
   static constexpr bool kMultipliesByWgmma = false;
   static constexpr bool kIsChained = false;
+  static constexpr bool kReadsNumbersOfCodes = false;
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);

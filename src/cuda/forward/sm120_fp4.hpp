@@ -44,6 +44,7 @@ struct Sm120ForwardFp4 {
   static constexpr std::string_view kParams = "Fp4Params";
   static constexpr bool kMultipliesByWgmma = false;
   static constexpr bool kIsChained = false;
+  static constexpr bool kReadsNumbersOfCodes = false;
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);

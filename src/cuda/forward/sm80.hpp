@@ -36,6 +36,7 @@ struct Sm80Forward {
   static constexpr std::string_view kParams = "ForwardParams";
   static constexpr bool kMultipliesByWgmma = false;
   static constexpr bool kIsChained = false;
+  static constexpr bool kReadsNumbersOfCodes = false;
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);

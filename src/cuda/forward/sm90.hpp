@@ -83,6 +83,7 @@ struct Sm90Forward {
   static constexpr std::string_view kParams = "Sm90ForwardParams";
   static constexpr bool kMultipliesByWgmma = true;
   static constexpr bool kIsChained = true;
+  static constexpr bool kReadsNumbersOfCodes = false;
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);

@@ -14,6 +14,7 @@ namespace fovea::cuda {
 /// A row of the table of candidates: many rows of each head, where workspace has room for the numbers.
 struct Sm90ForwardConverted : Sm90Forward {
   static constexpr std::string_view kName = "cuda/sm90/attention_converted";
+  static constexpr bool kReadsNumbersOfCodes = true;
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);

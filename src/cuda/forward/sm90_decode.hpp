@@ -53,6 +53,7 @@ struct Sm90Decode {
   static constexpr std::string_view kParams = "Sm90DecodeParams";
   static constexpr bool kMultipliesByWgmma = false;
   static constexpr bool kIsChained = true;
+  static constexpr bool kReadsNumbersOfCodes = false;
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);

@@ -45,6 +45,7 @@ struct Sm90ForwardShort {
   static constexpr std::string_view kParams = "Sm90ShortParams";
   static constexpr bool kMultipliesByWgmma = true;
   static constexpr bool kIsChained = false;
+  static constexpr bool kReadsNumbersOfCodes = false;
 
   static std::optional<Refusal> refuses(const ForwardProblem& problem, const DeviceTraits& device);
   static Spec choose(const ForwardProblem& problem, const DeviceTraits& device);

@@ -362,6 +362,10 @@ TEST(ForwardCandidates, CodesBecomeNumbersBeforeAttentionWhereThereIsRoom) {
       << "what 16 bits run";
   const PlannedKernels kernels = planned_kernels(plan);
   EXPECT_EQ(std::ranges::count(kernels, KernelRole::numbers, &PlannedKernel::role), 1);
+  const PlannedKernels unaligned = planned_unaligned_kernels(plan);
+  EXPECT_FALSE(unaligned.empty());
+  EXPECT_EQ(std::ranges::count(unaligned, KernelRole::numbers, &PlannedKernel::role), 0)
+      << "whose kernel reads codes";
   EXPECT_GE(plan.workspace_bytes, std::size_t{2 * 2} * 2 * 1024 * 8 * 128);
   EXPECT_EQ(reason_of(plan_for({}, true), kConverted),
             "left_padding is given; numbers of a sequence begin where its memory does");

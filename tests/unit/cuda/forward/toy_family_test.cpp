@@ -47,6 +47,7 @@ struct ToyForward {
   static constexpr std::string_view kParams = "ForwardParams";
   static constexpr bool kMultipliesByWgmma = false;
   static constexpr bool kIsChained = false;
+  static constexpr bool kReadsNumbersOfCodes = false;
 
   static std::optional<Refusal> refuses(const ForwardProblem& f, const DeviceTraits& device) {
     if (auto refusal = refuses_any(f, device)) return refusal;
