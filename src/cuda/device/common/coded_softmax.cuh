@@ -52,6 +52,7 @@
 
 #include "common/float_constants.cuh"
 #include "common/optimistic_softmax.cuh"
+#include "common/quad_reduce.cuh"
 #include "ptx/math.cuh"
 #include "ptx/warp.cuh"
 
@@ -148,10 +149,7 @@ struct CodedRows : CommonPart<kind> {
     fragment_maxima(s, top, [&](int r, float x) { return least[r] = logarithm(r, x); });
     if constexpr (is_first && kAreCodes) {
 #pragma unroll
-      for (float& of_lanes : least) {
-        of_lanes = ptx::min_ftz(of_lanes, ptx::shfl_bfly(of_lanes, 1));
-        of_lanes = ptx::min_ftz(of_lanes, ptx::shfl_bfly(of_lanes, 2));
-      }
+      for (float& of_lanes : least) of_lanes = quad_min(of_lanes);
     }
     bool is_raised[2], starts_anew[2] = {};
 #pragma unroll
@@ -294,8 +292,7 @@ struct CodedRows : CommonPart<kind> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!ptx::vote_any(!(top[r] - reference[r] <= kJump))) continue;
-      top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 1));
-      top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 2));
+      top[r] = quad_max(top[r]);
       move(r, top[r], 0.0F, !(top[r] - reference[r] <= kJump), kHeadroom);
 #pragma unroll
       for (int i = 0; i < kSums; ++i)

@@ -41,6 +41,7 @@
 #include "common/code_units.cuh"
 #include "common/float_constants.cuh"
 #include "common/online_softmax.cuh"
+#include "common/quad_reduce.cuh"
 #include "ptx/math.cuh"
 #include "ptx/ordered.cuh"
 #include "ptx/warp.cuh"
@@ -87,9 +88,7 @@ FOVEA_DEVICE void fragment_maxima(const float (&s)[n], float (&top)[2], OfLane&&
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    top[r] = of_lane(r, ptx::max_ftz(top[r], other[r]));
-    top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 1));
-    top[r] = ptx::max_ftz(top[r], ptx::shfl_bfly(top[r], 2));
+    top[r] = quad_max(of_lane(r, ptx::max_ftz(top[r], other[r])));
   }
 }
 
@@ -252,10 +251,7 @@ struct OptimisticRows {
     std::uint32_t halves[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float most = part[r];
-      most = ptx::max_ftz(most, ptx::shfl_bfly(most, 1));
-      most = ptx::max_ftz(most, ptx::shfl_bfly(most, 2));
-      const int octaves = octaves_above(most);
+      const int octaves = octaves_above(quad_max(part[r]));
       factor[r] = ptx::bit_cast<float>(static_cast<std::uint32_t>(127 - octaves) << 23U);
       const auto half = static_cast<std::uint32_t>(127 - octaves) << 7U;  // the same power as bf16
       halves[r] = half | half << 16U;

@@ -17,16 +17,9 @@
 #include "common/score.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/warp.cuh"
 #include "shared/jvp_params.h"
 
 namespace fovea::cuda {
-
-/// Of the four neighbouring threads that share a row; the same bits in each of them.
-FOVEA_DEVICE float sum_of_four(float x) {
-  x += ptx::shfl_bfly(x, 1);
-  return x + ptx::shfl_bfly(x, 2);
-}
 
 /// A score and its tangent.
 struct Dual {

@@ -26,6 +26,7 @@
 #include "common/copies.cuh"
 #include "common/element.cuh"
 #include "common/passes.cuh"
+#include "common/quad_reduce.cuh"
 #include "common/range.cuh"
 #include "common/row_view.cuh"
 #include "common/score.cuh"
@@ -161,7 +162,7 @@ struct Jvp {
         moments = ptx::fma_rn(s[i][j][e], t[i][j][e] - row.centre, moments);
       }
     }
-    move_centre(row, step, sum_of_four(sum), sum_of_four(moments));
+    move_centre(row, step, quad_sum(sum), quad_sum(moments));
 #pragma unroll
     for (int j = 0; j < T::kKeyBlocks; ++j) {
 #pragma unroll
@@ -170,7 +171,7 @@ struct Jvp {
         rest += t[i][j][e];
       }
     }
-    row.tangent += sum_of_four(rest);
+    row.tangent += quad_sum(rest);
     return step;
   }
 

@@ -19,6 +19,7 @@
 #include "common/dropout.cuh"
 #include "common/element.cuh"
 #include "common/passes.cuh"
+#include "common/quad_reduce.cuh"
 #include "common/range.cuh"
 #include "common/row_view.cuh"
 #include "common/sequence.cuh"
@@ -177,7 +178,7 @@ struct PlainJvp {
       sum += weights[i];
       moments = ptx::fma_rn(weights[i], s[i].tangent - state.centre, moments);
     }
-    move_centre(state, step, sum_of_four(sum), sum_of_four(moments));
+    move_centre(state, step, quad_sum(sum), quad_sum(moments));
     move_sums(step);
     float rest = 0;
 #pragma unroll
@@ -191,7 +192,7 @@ struct PlainJvp {
       store_word(kAt.p + word, s[i].value == -infinity() ? kHidden : weight);
       store_word(kAt.w + word, is_there ? moment : 0.0F);
     }
-    state.tangent += sum_of_four(rest);
+    state.tangent += quad_sum(rest);
     ptx::sync_warp();  // the four threads of a row are lanes of one warp
   }
 

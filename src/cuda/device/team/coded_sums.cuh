@@ -23,6 +23,7 @@
 #pragma once
 
 #include "common/coded_softmax.cuh"
+#include "common/quad_reduce.cuh"
 #include "common/tile_walk.cuh"
 #include "common/value_codes.cuh"
 #include "ptx/cp_async.cuh"
@@ -170,8 +171,7 @@ struct CodedSums {
     const auto& of = rows[i];
     float sum = of.sum[half];
     if constexpr (kRounds) {
-      sum += ptx::shfl_bfly(sum, 1);
-      sum += ptx::shfl_bfly(sum, 2);
+      sum = quad_sum(sum);
       return {of.greatest_origin(half, scores.codes.rounded->log2_p_max),
               sum * unit_of_sum(i, half)};
     }

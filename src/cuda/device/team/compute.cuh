@@ -4,6 +4,7 @@
 #include "common/code_units.cuh"
 #include "common/dropout.cuh"
 #include "common/online_softmax.cuh"
+#include "common/quad_reduce.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mma.cuh"
@@ -35,15 +36,9 @@ FOVEA_DEVICE float greatest_of_thread(const ScoreFragments<spec>& s, int i, int 
   return greatest;
 }
 
-/// Of the four neighbouring threads that have the scores of a row; in each of them.
-FOVEA_DEVICE float greatest_of_quad(float mine) {
-  const float greatest = ptx::max_ftz(mine, ptx::shfl_bfly(mine, 1));
-  return ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
-}
-
 template <TeamSpec spec>
 FOVEA_DEVICE float greatest_of_row(const ScoreFragments<spec>& s, int i, int half) {
-  return greatest_of_quad(greatest_of_thread<spec>(s, i, half));
+  return quad_max(greatest_of_thread<spec>(s, i, half));
 }
 
 /// drop(block of rows, first block of keys, count of such, bits): what is dropped of this thread's scores of a tile, 4
@@ -119,10 +114,10 @@ struct Sums {
         float greatest = greatest_of_thread<spec>(s, i, half);
         if constexpr (kAreCodes) {
           const float unit = scores.codes.unit(team, i, half);
-          greatest = greatest_of_quad((greatest - kIntegerOrigin) * unit);
+          greatest = quad_max((greatest - kIntegerOrigin) * unit);
           step = move_origin_of_codes(row, greatest, unit);
         } else {
-          greatest = greatest_of_quad(greatest);
+          greatest = quad_max(greatest);
           step = move_origin<Mods::has_score>(row, greatest, c);
         }
         if constexpr (spec.wants_row_max)
@@ -194,10 +189,7 @@ struct Sums {
 
   /// A row of this thread, its sum that of all four.
   FOVEA_DEVICE_MEMBER RowState whole_row(int i, int half) const {
-    float sum = rows[i][half].sum;
-    sum += ptx::shfl_bfly(sum, 1);
-    sum += ptx::shfl_bfly(sum, 2);
-    return {rows[i][half].origin, sum};
+    return {rows[i][half].origin, quad_sum(rows[i][half].sum)};
   }
   FOVEA_DEVICE_MEMBER float greatest(int i, int half) const { return row_max[i][half]; }
 };

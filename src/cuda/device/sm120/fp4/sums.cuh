@@ -18,6 +18,7 @@
 #include "common/float_constants.cuh"
 #include "common/four_bit_groups.cuh"
 #include "common/online_softmax.cuh"
+#include "common/quad_reduce.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
@@ -137,10 +138,7 @@ struct Fp4Sums {
 
   /// A row of this thread, its sum that of all four; scores lack q · μ where no program has read them.
   FOVEA_DEVICE_MEMBER RowState whole_row(int, int half) const {
-    float all = sum[half];
-    all += ptx::shfl_bfly(all, 1);
-    all += ptx::shfl_bfly(all, 2);
-    return {greatest(0, half), all};
+    return {greatest(0, half), quad_sum(sum[half])};
   }
   FOVEA_DEVICE_MEMBER float greatest(int, int half) const {
     return spec.is_prescaled ? reference[half] : reference[half] + queries.of_mean[half];

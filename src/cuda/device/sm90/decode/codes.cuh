@@ -28,6 +28,7 @@
 #include "common/float_constants.cuh"
 #include "common/online_softmax.cuh"
 #include "common/position.cuh"
+#include "common/quad_reduce.cuh"
 #include "common/score.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/math.cuh"
@@ -185,8 +186,7 @@ class CodedProducts {
 #pragma unroll
     for (int o = 0; o < kEights; ++o) {
       RowState row = sums.rows[o];
-      row.sum += ptx::shfl_bfly(row.sum, 1);
-      row.sum += ptx::shfl_bfly(row.sum, 2);
+      row.sum = quad_sum(row.sum);
       const int mine = team.my_row(0, o);
       if (team.lane % 4 == 0 && team.row_at(mine).exists)
         parts.put_state(part, mine, row, spec.wants_row_max ? sums.row_max[o] : 0.0F);
@@ -359,7 +359,7 @@ class CodedProducts {
       for (const auto& pair : s[o])
 #pragma unroll
         for (const float score : pair) greatest = ptx::max_ftz(greatest, score);
-      greatest = team::greatest_of_quad(greatest);
+      greatest = quad_max(greatest);
       const OriginStep step = move_origin<Mods::has_score>(sums.rows[o], greatest, c);
       if constexpr (spec.wants_row_max) sums.row_max[o] = ptx::max_ftz(sums.row_max[o], greatest);
       rescale[o] = step.rescale;

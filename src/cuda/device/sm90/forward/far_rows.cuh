@@ -10,6 +10,7 @@
 
 #include "common/code_units.cuh"
 #include "common/float_constants.cuh"
+#include "common/quad_reduce.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -74,9 +75,7 @@ struct FarRows {
     float top = s[2 * r];
 #pragma unroll
     for (int i = 2 * r; i < kScores; i += 4) top = ptx::max_ftz(top, ptx::max_ftz(s[i], s[i + 1]));
-    top = logarithm(top, unit);
-    top = ptx::max_ftz(top, ptx::shfl_bfly(top, 1));
-    return ptx::max_ftz(top, ptx::shfl_bfly(top, 2));
+    return quad_max(logarithm(top, unit));
   }
 
   FOVEA_DEVICE float logarithm(float score, float unit) {

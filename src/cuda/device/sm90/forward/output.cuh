@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/float_constants.cuh"
+#include "common/quad_reduce.cuh"
 #include "common/row_view.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/math.cuh"
@@ -86,10 +87,7 @@ struct Output {
   /// What O is scaled by; writes lse and row_max.
   FOVEA_DEVICE_MEMBER float finish_row(const Row& row, int q_stage, int r, const Rows& done) const {
     float sum = done.sum[r];
-    if constexpr (!Rows::kHasWholeSums) {
-      sum += ptx::shfl_bfly(sum, 1);
-      sum += ptx::shfl_bfly(sum, 2);
-    }
+    if constexpr (!Rows::kHasWholeSums) sum = quad_sum(sum);
     float factor = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
     float lse = done.lse(r, sum);
     [[maybe_unused]] float of_mean = 0;  // what the scores of all keys lack

@@ -21,6 +21,7 @@
 #include "common/code_units.cuh"
 #include "common/hadamard.cuh"
 #include "common/passes.cuh"
+#include "common/quad_reduce.cuh"
 #include "common/round_to_codes.cuh"
 #include "common/row_view.cuh"
 #include "ptx/fence.cuh"
@@ -73,8 +74,8 @@ struct QueryCodes {
     float reciprocal[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows.of_mean[r] = sum_of_row(rows.of_mean[r]);
-      greatest[r] = greatest_of_row(greatest[r]);
+      rows.of_mean[r] = quad_sum(rows.of_mean[r]);
+      greatest[r] = quad_max(greatest[r]);
       is_given[r] = is_any_of_row(is_given[r]);
       if (is_given[r]) rows.of_mean[r] = greatest[r] = 0.0F;
       rows.scale[r] = scale_of_codes(greatest[r]);
@@ -124,7 +125,7 @@ struct QueryCodes {
       float greatest = 0.0F;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) greatest = ptx::max_ftz(greatest, greatest_of(x[i]));
-      greatest = greatest_of_row(greatest);  // by all lanes, whichever row is not finite
+      greatest = quad_max(greatest);  // by all lanes, whichever row is not finite
       if (is_given) greatest = 0.0F;
       const float scale = scale_of_codes(greatest);
       const float reciprocal = is_given ? 0.0F : ptx::div_rn(1.0F, scale);
@@ -157,7 +158,7 @@ struct QueryCodes {
 #pragma unroll
       for (int d = 0; d < 8; ++d) of_mean = ptx::fma_rn(x[d], mu[d], of_mean);
     }
-    of_mean = sum_of_row(of_mean);
+    of_mean = quad_sum(of_mean);
     return is_any_of_row(is_given);
   }
 
@@ -210,15 +211,6 @@ struct QueryCodes {
 
   FOVEA_DEVICE_MEMBER bool is_any_of_row(bool is_mine) const {
     return (ptx::ballot(is_mine) >> (warp.cta.lane & ~3) & 0xfU) != 0;
-  }
-
-  FOVEA_DEVICE float sum_of_row(float x) {
-    x += ptx::shfl_bfly(x, 1);
-    return x + ptx::shfl_bfly(x, 2);
-  }
-  FOVEA_DEVICE float greatest_of_row(float x) {
-    x = ptx::max_ftz(x, ptx::shfl_bfly(x, 1));
-    return ptx::max_ftz(x, ptx::shfl_bfly(x, 2));
   }
 
   /// Not finite times 0 is NaN, whose code is 0.

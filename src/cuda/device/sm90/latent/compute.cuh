@@ -4,6 +4,7 @@
 
 #include "common/careful_row.cuh"
 #include "common/online_softmax.cuh"
+#include "common/quad_reduce.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
 #include "ptx/mbarrier.cuh"
@@ -126,10 +127,8 @@ struct Compute {
         zero = ptx::fma_rn(o[i + 2 * half], 0.0F, zero);
         zero = ptx::fma_rn(o[i + 2 * half + 1], 0.0F, zero);
       }
-      zero += ptx::shfl_bfly(zero, 1);
-      zero += ptx::shfl_bfly(zero, 2);
-      sum += ptx::shfl_bfly(sum, 1);
-      sum += ptx::shfl_bfly(sum, 2);
+      zero = quad_sum(zero);
+      sum = quad_sum(sum);
       if (cta.lane % 4 == 0) {
         ptx::st_shared(cta.part_at(group, scores.my_row(half)),
                        ptx::F32x4{sum, rows.greatest[half], zero, 0.0F});

@@ -3,6 +3,7 @@
 
 #include "common/online_softmax.cuh"
 #include "common/position.cuh"
+#include "common/quad_reduce.cuh"
 #include "common/score.cuh"
 #include "ptx/barrier.cuh"
 #include "ptx/fence.cuh"
@@ -10,7 +11,6 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/mma.cuh"
-#include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/latent/cta.cuh"
 #include "tile/matrix_descriptor.cuh"
@@ -99,8 +99,7 @@ struct Scores {
 #pragma unroll
       for (int i = 0; i < kScores; i += 4)
         greatest = ptx::max_ftz(greatest, ptx::max_ftz(s[i + 2 * half], s[i + 2 * half + 1]));
-      greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 1));
-      greatest = ptx::max_ftz(greatest, ptx::shfl_bfly(greatest, 2));
+      greatest = quad_max(greatest);
       if constexpr (spec.wants_row_max)
         rows.greatest[half] = ptx::max_ftz(rows.greatest[half], greatest);
       RowState& row = rows.state[half];
