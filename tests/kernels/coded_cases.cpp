@@ -19,6 +19,32 @@ CacheCase base_case(Dtype k, Dtype v, std::int64_t page_size) {
   return problem;
 }
 
+/// The same over codes of e4m3, which have a NaN themselves, by scales of the call, which have none.
+CacheCase of_codes_with_nan(CacheCase problem) {
+  problem.k_dtype = problem.v_dtype = Dtype::e4m3;
+  problem.has_given_scales = true;
+  return problem;
+}
+
+/// Two row tiles, of which some rows see the key that is not finite.
+CacheCase poisoned_chunk(CacheCase problem) {
+  problem.seqlens = {300, 120};
+  problem.seqlen_q = 140;
+  problem.mask = window(90, 0);
+  problem.nan_key = 110;
+  return problem;
+}
+
+/// Chunks of prompts, single tokens, a sequence of which nobody asks, and one whose queries see no key.
+CacheCase packed_chunks(CacheCase problem) {
+  problem.head_dim_qk = problem.head_dim_v = 64;
+  problem.seqlens = {300, 65, 129, 150, 0, 200};
+  problem.packed_q = {150, 1, 1, 0, 3, 70};
+  problem.packed_new = {150, 1, 1, 0, 0, 70};
+  problem.has_max_seqlen_q = problem.has_sinks = true;
+  return problem;
+}
+
 }  // namespace
 
 std::vector<NamedCacheCase> coded_cache_cases() {
@@ -59,9 +85,7 @@ std::vector<NamedCacheCase> coded_cache_cases() {
   poisoned.seqlen_q = 5;
   poisoned.mask = window(30, 0);
   poisoned.nan_key = 87;
-  CacheCase poisoned_codes = poisoned;
-  poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
-  poisoned_codes.has_given_scales = true;
+  const CacheCase poisoned_codes = of_codes_with_nan(poisoned);
   CacheCase wide = base_case(Dtype::i8, Dtype::i8, 16);
   wide.seqlens = {70, 33};
   wide.head_dim_qk = 192;
@@ -109,9 +133,7 @@ std::vector<NamedCacheCase> coded_decode_cases() {
   poisoned.seqlen_q = 5;
   poisoned.mask = window(182, 0);
   poisoned.nan_key = 115;
-  CacheCase poisoned_codes = poisoned;
-  poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
-  poisoned_codes.has_given_scales = true;
+  const CacheCase poisoned_codes = of_codes_with_nan(poisoned);
   return {{"coded_decode_pages_of_16", base},
           {"coded_decode_pages_of_24", many_rows},
           {"coded_decode_slots", slots},
@@ -245,21 +267,10 @@ std::vector<NamedCacheCase> hopper_chunk_cases() {
   given.score = softcap(3);
   given.mask = MaskMod();
   // Chunks of prompts beside single tokens, and what they append.
-  CacheCase packed = chunk(Dtype::i8, Dtype::i8, 16);
-  packed.head_dim_qk = packed.head_dim_v = 64;
-  packed.seqlens = {300, 65, 129, 150, 0, 200};
-  packed.packed_q = packed.packed_new = {150, 1, 1, 0, 3, 70};
-  packed.packed_new[4] = 0;
-  packed.has_max_seqlen_q = packed.has_sinks = true;
+  const CacheCase packed = packed_chunks(chunk(Dtype::i8, Dtype::i8, 16));
   // Of values some rows see it, others do not: passes.
-  CacheCase poisoned = chunk(Dtype::i8, Dtype::i8, 16);
-  poisoned.seqlens = {300, 120};
-  poisoned.seqlen_q = 140;
-  poisoned.mask = window(90, 0);
-  poisoned.nan_key = 110;
-  CacheCase poisoned_codes = poisoned;
-  poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
-  poisoned_codes.has_given_scales = true;
+  const CacheCase poisoned = poisoned_chunk(chunk(Dtype::i8, Dtype::i8, 16));
+  CacheCase poisoned_codes = of_codes_with_nan(poisoned);
   poisoned_codes.page_size = 0;
   // Scales that one fma does not take.
   CacheCase huge = chunk(Dtype::i8, Dtype::i8, 16);
@@ -331,24 +342,13 @@ std::vector<NamedCacheCase> hopper_rounded_cache_cases() {
   given.mask = MaskMod();
   add("given_scales", given, "fast,hadamard=yes");
   // Chunks of prompts beside single tokens, what they append, and sequences that nobody asks for.
-  CacheCase packed = chunk(Dtype::i8, Dtype::i8, 16);
-  packed.head_dim_qk = packed.head_dim_v = 64;
-  packed.seqlens = {300, 65, 129, 150, 0, 200};
-  packed.packed_q = packed.packed_new = {150, 1, 1, 0, 3, 70};
-  packed.packed_new[4] = 0;
-  packed.has_max_seqlen_q = packed.has_sinks = true;
+  const CacheCase packed = packed_chunks(chunk(Dtype::i8, Dtype::i8, 16));
   add("packed", packed, "fast");
   add("packed_accurate", packed, "accurate");
   // Of values some rows see it, others do not: passes, which look them up in the cache.
-  CacheCase poisoned = chunk(Dtype::i8, Dtype::i8, 16);
-  poisoned.seqlens = {300, 120};
-  poisoned.seqlen_q = 140;
-  poisoned.mask = window(90, 0);
-  poisoned.nan_key = 110;
+  const CacheCase poisoned = poisoned_chunk(chunk(Dtype::i8, Dtype::i8, 16));
   add("nan_in_scales", poisoned, "fast");
-  CacheCase poisoned_codes = poisoned;
-  poisoned_codes.k_dtype = poisoned_codes.v_dtype = Dtype::e4m3;
-  poisoned_codes.has_given_scales = true;
+  CacheCase poisoned_codes = of_codes_with_nan(poisoned);
   poisoned_codes.page_size = 0;
   poisoned_codes.has_left_padding = true;
   add("nan_in_codes", poisoned_codes, "fast");
