@@ -84,11 +84,11 @@ LAYOUTS = {"bshd": 0, "bhsd": 1}
 _new = tuple.__new__
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
+def _pair(value: Any, name: str, function: str) -> tuple[Any, Any]:
     """One array for both sides, or one for each."""
     if isinstance(value, tuple):
         if len(value) != 2:
-            raise InvalidArgument(f"a tuple of {len(value)} arrays; expected one array, or a pair for q and kv")
+            raise InvalidArgument(f"{function}: {name} is a tuple of {len(value)} arrays; expected one array, or a pair for q and kv")
         return value
     return value, None
 
@@ -118,6 +118,31 @@ def _number(value: Any, name: str, function: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidArgument(f"{function}: {name} is {value!r}; expected a number") from None
+
+
+# What a key holds must not change behind it: a tensor that somebody writes to would still find the template of its first value.
+
+
+def _constant(value: Any, name: str, function: str, instead: str) -> float | None:
+    """A keyword that is a number of the call, whatever holds it."""
+    if value is None or type(value) is float:
+        return value
+    if getattr(value, "requires_grad", False):
+        raise Unsupported(f"{function}: {name} requires a gradient, which a number of a call does not have; detach it, or {instead}")
+    return _number(value, name, function)
+
+
+def _flag(value: Any, name: str, function: str) -> bool:
+    """A keyword that is yes or no, whatever holds it."""
+    if type(value) is bool:
+        return value
+    try:
+        for known in (False, True):
+            if value == known:
+                return known
+    except (RuntimeError, TypeError, ValueError):  # of several numbers
+        pass
+    raise InvalidArgument(f"{function}: {name} is {value!r}; expected True or False")
 
 
 def dropout_of(value: Any, function: str) -> Dropout:
@@ -210,11 +235,11 @@ def gather(
         mask, mask_program = resolve_mask(mask, mask_mod)
     else:
         mask_program = None
-    segments_q, segments_kv = (None, None) if segment_ids is None else _pair(segment_ids)
+    segments_q, segments_kv = (None, None) if segment_ids is None else _pair(segment_ids, "segment_ids", function)
     if cu_seqlens is None:
         cu_seqlens_q = cu_seqlens_kv = None
     else:
-        cu_seqlens_q, cu_seqlens_kv = _pair(cu_seqlens) if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
+        cu_seqlens_q, cu_seqlens_kv = _pair(cu_seqlens, "cu_seqlens", function) if isinstance(cu_seqlens, tuple) else (cu_seqlens, cu_seqlens)
     drop = dropout_of(dropout, function)
     seed, offset = drop.seed, drop.offset
     seed_array = offset_array = None
@@ -244,8 +269,12 @@ def gather(
         words += [word_of_float(value) for value in mask_program.scalars]
         counts = (counts[0], counts[1], len(mask_program.tensors), len(mask_program.scalars))
     key = _new(Key, (
-        layout, causal, align, window, scale, softcap, drop[0], compute_dtype, cpu_target, deterministic, sm_margin, quant,
-        present, score, mask_address, *counts,
+        layout, _flag(causal, "causal", function), align, None if window is None else _window(window, function),
+        _constant(scale, "scale", function, "multiply q by it"),
+        _constant(softcap, "softcap", function, "write score_mod, whose tensors learn"),
+        _constant(drop[0], "dropout.p", function, "keep it a number"), compute_dtype, cpu_target,
+        _flag(deterministic, "deterministic", function), _whole(sm_margin, "sm_margin", function), quant, present, score,
+        mask_address, *counts,
     ))  # fmt: skip
     return _new(Arguments, (key, tuple(tensors), tuple(words), (score_program, mask_program)))
 
@@ -266,12 +295,11 @@ def check_key(key: Key, function: str) -> None:
     check_choice(key.align, "align", _abi.ALIGN, function)
     check_choice(key.compute_dtype, "compute_dtype", _abi.COMPUTE_DTYPE, function)
     check_choice(key.cpu_target, "cpu_target", _abi.CPU_TARGET, function)
-    _window(key.window, function)
     if key.quant is not None and not isinstance(key.quant, str):
         raise InvalidArgument(f"{function}: quant is {key.quant!r}; expected the text of a recipe, such as 'accurate', a Recipe or its file")
-    if key.softcap is not None and not _number(key.softcap, "softcap", function) > 0:
+    if key.softcap is not None and not key.softcap > 0:
         raise InvalidArgument(f"{function}: softcap is {key.softcap}; expected a number above 0, or None")
-    if key.scale is not None and not math.isfinite(_number(key.scale, "scale", function)):
+    if key.scale is not None and not math.isfinite(key.scale):
         raise InvalidArgument(f"{function}: scale is {key.scale}; expected a finite number")
 
 
@@ -286,7 +314,7 @@ def _static_struct(key: Key, function: str) -> _abi.ForwardArgs:
         compute_dtype=_abi.COMPUTE_DTYPE[key.compute_dtype],
         cpu_target=_abi.CPU_TARGET[key.cpu_target],
         allows_nondeterminism=int(not key.deterministic),
-        sm_margin=_whole(key.sm_margin, "sm_margin", function),
+        sm_margin=key.sm_margin,
         score_program=key.score or None,
         num_score_tensors=key.num_score_tensors,
         num_score_scalars=key.num_score_scalars,
@@ -294,10 +322,9 @@ def _static_struct(key: Key, function: str) -> _abi.ForwardArgs:
         num_mask_tensors=key.num_mask_tensors,
         num_mask_scalars=key.num_mask_scalars,
     )
-    args.dropout.p = _number(key.dropout_p, "dropout.p", function)
-    window = _window(key.window, function)
-    if window is not None:
-        left, right = window
+    args.dropout.p = key.dropout_p
+    if key.window is not None:
+        left, right = key.window
         args.has_window_left, args.window_left = int(left is not None), left or 0
         args.has_window_right, args.window_right = int(right is not None), right or 0
     return args

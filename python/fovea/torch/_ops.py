@@ -255,9 +255,12 @@ def attention(
     return_lse: bool, layout: str, deterministic: bool,
 ) -> Any:  # fmt: skip
     """`fovea.attention` where a graph is compiled: all of it becomes one operator, with programs as texts."""
+    for name, value in (("scale", scale), ("softcap", softcap)):
+        if isinstance(value, torch.Tensor):
+            raise Unsupported(f"attention: {name} is a tensor in a compiled graph; expected a number (a factor of scores may multiply q)")
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
     names, tensors = ["q", "k", "v"], [q, k, v]
     score_text = mask_text = ""
     is_formula = isinstance(mask, Program) or callable(mask)

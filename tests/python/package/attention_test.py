@@ -264,6 +264,19 @@ def test_seeds_of_dropout_may_lie_in_arrays() -> None:
     )
 
 
+def test_numbers_in_arrays_are_read_at_each_call() -> None:
+    """What is written to an array of rank 0 counts from the next call on."""
+    arrays = qkv()
+    flag, number, side = np.zeros((), bool), np.zeros(()), np.zeros((), np.int64)
+    features = {"causal": flag, "scale": number, "softcap": number, "window": (side, None), "dropout": (number, 3)}
+    for causal, value, reach in ((True, 0.5, 9), (False, 0.25, 2)):
+        flag[...], number[...], side[...] = causal, value, reach
+        expected = {"causal": causal, "scale": value, "softcap": value, "window": (reach, None), "dropout": (value, 3)}
+        for name in features:
+            got = fovea.attention(*arrays, **{name: features[name]})
+            np.testing.assert_array_equal(got, fovea.attention(*arrays, **{name: expected[name]}), err_msg=name)
+
+
 REFUSED = {
     "head_dim": (lambda q, k, v: fovea.attention(q, k[..., :16], v), "k has head_dim 16 but q has 32"),
     "list": (lambda q, k, v: fovea.attention([1], k, v), "q is a list"),
@@ -274,6 +287,8 @@ REFUSED = {
     "window of one": (lambda q, k, v: fovea.attention(q, k, v, window=3), "window is 3"),
     "window of floats": (lambda q, k, v: fovea.attention(q, k, v, window=(1.5, 0)), "window has 1.5"),
     "unhashable window": (lambda q, k, v: fovea.attention(q, k, v, window=[1, 2]), "window is [1, 2]"),
+    "causal": (lambda q, k, v: fovea.attention(q, k, v, causal="no"), "attention: causal is 'no'; expected True or False"),
+    "causal of several": (lambda q, k, v: fovea.attention(q, k, v, causal=np.array([True, False])), "attention: causal is array([ True, False]); expected True or False"),
     "align": (lambda q, k, v: fovea.attention(q, k, v, align="left"), "align is 'left'"),
     "layout": (lambda q, k, v: fovea.attention(q, k, v, layout="sbhd"), "layout is 'sbhd'"),
     "softcap": (lambda q, k, v: fovea.attention(q, k, v, softcap=0.0), "softcap is 0.0"),
@@ -288,7 +303,7 @@ REFUSED = {
     "accuracy beside a recipe": (lambda q, k, v: fovea.attention(q, k, v, quant="fast", accuracy=0.1), "accuracy is 0.1 beside quant 'fast'; expected one"),
     "quant of another type": (lambda q, k, v: fovea.attention(q, k, v, quant=8), "quant is 8; expected the text of a recipe"),
     "sm_margin": (lambda q, k, v: fovea.attention(q, k, v, sm_margin=-1), "sm_margin"),
-    "segments": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(1, 2, 3)), "a tuple of 3"),
+    "segments": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(1, 2, 3)), "attention: segment_ids is a tuple of 3"),
     "overlap": (lambda q, k, v: fovea.attention(q, k, k, out=q), "out"),
     "rank": (lambda q, k, v: fovea.attention(q[0, 0, 0], k, v), "expected rank 4"),
     "rank 0": (lambda q, k, v: fovea.attention(q[0, 0, 0, 0], k, v), "q"),

@@ -181,6 +181,17 @@ def test_refusals_name_the_argument() -> None:
         fovea.attention(q, k, v, score_mod=fovea.score_mod("score + t[q_head]", t=np.zeros(4, np.float32)))
 
 
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_a_number_in_a_tensor_is_read_at_each_call(name) -> None:
+    q, k, v = inputs()
+    number = torch.tensor(0.1)
+    for value in (0.5, 4.0):
+        number.fill_(value)
+        assert torch.equal(fovea.attention(q, k, v, **{name: number}), fovea.attention(q, k, v, **{name: value}))
+    with pytest.raises(fovea.Unsupported, match=f"attention: {name} requires a gradient, .* detach it, or"):
+        fovea.attention(q, k, v, **{name: torch.nn.Parameter(number)})
+
+
 # ---- What PyTorch's modes ask for ----
 
 

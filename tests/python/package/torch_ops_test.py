@@ -240,6 +240,8 @@ def test_autocast_in_a_graph() -> None:
 
     got = torch.compile(call, backend="aot_eager", fullgraph=True)(*given)
     assert got.dtype == torch.bfloat16 and torch.equal(got, call(*given))
+    with pytest.raises(fovea.InvalidArgument, match="q: dtype"):  # as PyTorch's own autocast, it leaves float64
+        torch.compile(call, backend="eager", fullgraph=True)(*(x.double() for x in given))
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler here")
@@ -355,3 +357,11 @@ def test_what_graphs_do_not_take_is_named(features) -> None:
     compiled = torch.compile(lambda *given: fovea.attention(*given, **features), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match=f"{next(iter(features))}.* in a compiled graph; expected none"):
         compiled(*tensors(*SHAPES))
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_tensors_in_place_of_numbers_are_named_in_graphs(name) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v, number: fovea.attention(q, k, v, **{name: number}), backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match=f"attention: {name} is a tensor in a compiled graph; expected a number"):
+        compiled(*tensors(*SHAPES), torch.tensor(0.5))
