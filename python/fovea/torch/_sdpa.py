@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from .._attention import attention, attention_backward
 from .._forward import Dropout
@@ -33,8 +34,32 @@ def _broadcast_batch(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, t
     # Heads are shared by groups, not broadcast; everything before them is broadcast.
     batch = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in tensors))
     leading = (*batch, tensors[0].shape[-3])
-    q, k, v = (tensor.expand(*batch, *tensor.shape[-3:]).reshape(-1, *tensor.shape[-3:]) for tensor in tensors)
+    q, k, v = (tensor.expand(*batch, *tensor.shape[-3:]).reshape(batch.numel(), *tensor.shape[-3:]) for tensor in tensors)
     return q, k, v, leading if num_leading else ()
+
+
+def check_mask(function: str, attn_mask: Any, scores: tuple[int, ...]) -> None:
+    """Longer extents, which Fovea's own calls take for capacity, are a mistake there."""
+    if not isinstance(attn_mask, torch.Tensor):
+        raise InvalidArgument(f"{function}: attn_mask is a {type(attn_mask).__name__}; expected a tensor, or None")
+    is_causal_bias = isinstance(attn_mask, CausalBias)  # whose shape has its kind in front
+    extents = (attn_mask.seq_len_q, attn_mask.seq_len_kv) if is_causal_bias else tuple(attn_mask.shape)
+    fits = all(extent in (1, score) for extent, score in zip(reversed(extents), reversed(scores)))
+    if not 1 <= len(extents) <= len(scores) or not fits:
+        raise InvalidArgument(f"{function}: attn_mask has shape {extents}; expected one that broadcasts to the scores', {scores}")
+
+
+def _mask_features(function: str, attn_mask: Any, scores: tuple[int, ...]) -> dict[str, Any]:
+    """What `attention` calls a mask over scores [..., num_heads_q, seqlen_q, seqlen_kv]."""
+    check_mask(function, attn_mask, scores)
+    if isinstance(attn_mask, CausalBias):  # whose elements nobody has written
+        is_upper = attn_mask.variant == CausalVariant.UPPER_LEFT
+        return {"causal": True, "align": "top_left" if is_upper else "bottom_right"}
+    shaped = attn_mask if attn_mask.dim() > 1 else attn_mask.expand(1, -1)
+    if shaped.dim() > 3 and len(scores) > 4:  # several batch dimensions are one
+        batch = torch.Size(scores[:-3])
+        shaped = shaped.expand(*batch, *shaped.shape[-3:]).reshape(batch.numel(), *shaped.shape[-3:])
+    return {"mask" if shaped.dtype == torch.bool else "bias": shaped}
 
 
 def scaled_dot_product_attention(
@@ -55,7 +80,7 @@ def scaled_dot_product_attention(
     key : Tensor, [..., num_heads_kv, seqlen_kv, head_dim_qk]
     value : Tensor, [..., num_heads_kv, seqlen_kv, head_dim_v]
     attn_mask : Tensor, broadcasts to [..., num_heads_q, seqlen_q, seqlen_kv], optional
-        bool: True sees; of a float dtype: added to the scores, and differentiable.
+        bool: True sees; of a float dtype: added to the scores, and differentiable. Or a CausalBias of torch.nn.attention.bias.
     dropout_p : float
         Drawn from PyTorch's generator.
     is_causal : bool
@@ -81,19 +106,11 @@ def scaled_dot_product_attention(
     q, k, v, leading = _broadcast_batch(query, key, value)
     if q.shape[1] != k.shape[1] and not enable_gqa:
         raise InvalidArgument(f"{function}: query has {q.shape[1]} heads and key {k.shape[1]}; expected equal, or enable_gqa=True")
-    mask = bias = None
+    features: dict[str, Any] = {"causal": is_causal, "align": "top_left"}
     if attn_mask is not None:
-        shaped = attn_mask if attn_mask.dim() > 1 else attn_mask.expand(1, -1)
-        if shaped.dim() > 3 and len(leading) > 2:  # several batch dimensions are one
-            shaped = shaped.expand(*leading[:-1], *shaped.shape[-3:]).reshape(-1, *shaped.shape[-3:])
-        if shaped.dtype == torch.bool:
-            mask = shaped
-        else:
-            bias = shaped
-    out = attention(
-        q, k, v, causal=is_causal, align="top_left", scale=scale, mask=mask, bias=bias, dropout=random_dropout(dropout_p, q),
-        layout="bhsd",
-    )  # fmt: skip
+        scores = (*leading, q.shape[2], k.shape[2])
+        features |= _mask_features(function, attn_mask, scores)
+    out = attention(q, k, v, scale=scale, dropout=random_dropout(dropout_p, q), layout="bhsd", **features)
     return out.reshape(*leading, *out.shape[-2:]) if leading else out.reshape(out.shape[-2:])
 
 

@@ -202,6 +202,7 @@ REFUSED = [
     (sage.sageattn, (None, 0.0, True), {}, "tensor_layout is None; .*attn_mask, dropout_p and is_causal by name"),  # as SDPA is called
     (sage.sageattn, (), {"is_casual": True}, "got is_casual; expected, beside its own arguments, some of attn_mask, dropout_p"),
     (sage.sageattn, (), {"scale": 0.1, "sm_scale": 0.1}, "scale is 0.1 beside sm_scale 0.1; expected one of them"),
+    (sage.sageattn, (), {"attn_mask": torch.zeros(8, 9)}, "attn_mask has shape .8, 9.; expected one that broadcasts to the scores'"),
     (sage.sageattn, (), {"quant": "quick"}, "no recipe is called 'quick'"),
     (sage.sageattn_qk_int8_pv_fp16_triton, (), {"quantization_backend": "cute"}, "quantization_backend is 'cute'; expected 'triton' or 'cuda'"),
     (sage.sageattn_qk_int8_pv_fp16_cuda, (), {"qk_quant_gran": "per_block"}, "qk_quant_gran is 'per_block'; expected one of 'per_warp', 'per_thread'"),

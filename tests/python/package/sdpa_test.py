@@ -62,12 +62,45 @@ def test_a_mask_may_learn() -> None:
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["causal_upper_left", "causal_lower_right"])
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_causal_biases_of_pytorch_are_masks(name, is_compiled) -> None:
+    """Tensors whose elements nobody has written: their kind says what they mean."""
+    q, k, v = tensors((2, 4, 33, 16), (2, 2, 70, 16), (2, 2, 70, 16))
+    bias = getattr(pytest.importorskip("torch.nn.attention.bias"), name)(33, 70)
+
+    def call(q, k, v):
+        return fovea.torch.scaled_dot_product_attention(q, k, v, bias, enable_gqa=True)
+
+    torch._dynamo.reset()
+    got = torch.compile(call, backend="eager", fullgraph=True)(q, k, v) if is_compiled else call(q, k, v)
+    shift = 37 if name == "causal_lower_right" else 0
+    visible = torch.ones(33, 70, dtype=torch.bool).tril(shift)
+    expected = sdpa(*(x.double() for x in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))), visible)
+    assert (got - expected).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 8), (2, 2, 0, 8), (2, 0, 5, 8), (0, 3, 2, 5, 8)], ids=str)
+def test_nothing_is_no_error(shape) -> None:
+    q, k, v = (torch.zeros(shape, requires_grad=True) for _ in range(3))
+    out = fovea.torch.scaled_dot_product_attention(q, k, v, torch.ones(shape[-2], shape[-2], dtype=torch.bool))
+    out.sum().backward()
+    assert out.shape == q.grad.shape == shape
+    q, none = torch.zeros(2, 4, 33, 16), torch.zeros(2, 4, 0, 16)
+    assert torch.equal(fovea.torch.scaled_dot_product_attention(q, none, none, torch.zeros(33, 0)), q)
+
+
 def test_refusals() -> None:
     q, k, v = tensors(Q, K, V)
     with pytest.raises(fovea.InvalidArgument, match="beside is_causal"):
         fovea.torch.scaled_dot_product_attention(q, k, v, torch.ones(33, 70), is_causal=True)
     with pytest.raises(fovea.InvalidArgument, match="enable_gqa"):
         fovea.torch.scaled_dot_product_attention(q, k[:, :2], v[:, :2])
+    for shape in ((33, 71), (34, 70), (5, 33, 70), (3, 4, 33, 70), (1, 2, 4, 33, 70), ()):
+        with pytest.raises(fovea.InvalidArgument, match=r"attn_mask has shape .*; expected one that broadcasts to the scores', \(2, 4, 33, 70\)"):
+            fovea.torch.scaled_dot_product_attention(q, k, v, torch.zeros(shape))
+    with pytest.raises(fovea.InvalidArgument, match="attn_mask is a list; expected a tensor"):
+        fovea.torch.scaled_dot_product_attention(q, k, v, [[True]])
 
 
 # ---- In PyTorch's place ----

@@ -13,7 +13,7 @@ import torch
 
 from ..._attention import attention
 from ...errors import Unsupported
-from ...torch._sdpa import random_dropout
+from ...torch._sdpa import check_mask, random_dropout
 from .._flash import InvalidCall, without_gradient
 
 #: Which kernels upstream has compiled: here none is needed before a call.
@@ -146,6 +146,9 @@ def _dense(
 ) -> Any:  # fmt: skip
     """(out, lse) with `return_lse`, else out, both as upstream gives them."""
     layout = _layout(function, tensor_layout)
+    if words.get("attn_mask") is not None:
+        heads, rows = (1, 2) if layout == "bhsd" else (2, 1)
+        check_mask(function, words["attn_mask"], (q.shape[0], q.shape[heads], q.shape[rows], k.shape[rows]))
     features = _features(function, q, is_causal, sm_scale, words, mask_factor)
     return _attend(function, q, k, v, recipe, {"layout": layout, "return_lse": return_lse, **features})
 
