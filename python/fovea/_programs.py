@@ -130,6 +130,10 @@ class Program:
         types = tuple((name, int(isinstance(value, float))) for name, value in scalars.items())
         self._handle = _handle_of(kind, self.text, tuple(slots), types)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are made anew of the formula: the library's handle is this process's own."""
+        return Program, (self._kind, self._formula, self.captures, self._lets)
+
     @property
     def kind(self) -> str:
         """ "score_mod" or "mask_mod"."""

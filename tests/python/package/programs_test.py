@@ -1,5 +1,8 @@
 """Words, texts and their combinations, each beside the mask or score written out in NumPy."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -110,6 +113,17 @@ def test_captures_are_read_when_the_call_runs() -> None:
     slopes[:] = [1, 2, 3, 4]
     out, lse = fovea.attention(*arrays, score_mod=program, return_lse=True)
     oracle.assert_close(oracle.Result(out, lse), *arrays, score=lambda s, p: s + np.float32([1, 2, 3, 4])[p.head])
+
+
+@pytest.mark.parametrize("made_again", [copy.copy, copy.deepcopy, lambda program: pickle.loads(pickle.dumps(program))], ids=["copy", "deepcopy", "pickle"])
+def test_programs_are_copied_and_pickled(made_again) -> None:
+    arrays, slopes = qkv(), SLOPES.copy()
+    score = fovea.score_mod("let far = abs(q_idx - kv_idx); score - slopes[q_head] * far / reach", slopes=slopes, reach=2.5) | fovea.softcap(3.0)
+    mask = fovea.causal() & ~fovea.mask_mod("kv_idx == hole", hole=3)
+    expected = fovea.attention(*arrays, score_mod=score, mask=mask)
+    score, mask = made_again(score), made_again(mask)
+    np.testing.assert_array_equal(fovea.attention(*arrays, score_mod=score, mask=mask), expected)
+    assert (score.captures["slopes"] is slopes) == (made_again is copy.copy)
 
 
 def test_a_sum_of_256_terms_is_one_text() -> None:

@@ -1,5 +1,7 @@
 """Gradients that PyTorch records through fovea.attention, against float64 of the formula written in PyTorch."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -190,6 +192,23 @@ def test_a_number_in_a_tensor_is_read_at_each_call(name) -> None:
         assert torch.equal(fovea.attention(q, k, v, **{name: number}), fovea.attention(q, k, v, **{name: value}))
     with pytest.raises(fovea.Unsupported, match=f"attention: {name} requires a gradient, .* detach it, or"):
         fovea.attention(q, k, v, **{name: torch.nn.Parameter(number)})
+
+
+def test_a_copied_model_has_programs_of_its_own_parameters() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slopes = torch.nn.Parameter(torch.rand(4))
+            self.score = fovea.score_mod("score + slopes[q_head]", slopes=self.slopes)
+
+        def forward(self, q, k, v):
+            return fovea.attention(q, k, v, score_mod=self.score, return_lse=True)[1]
+
+    first = Layer()
+    second = copy.deepcopy(first)
+    assert second.score.captures["slopes"] is second.slopes and second.slopes is not first.slopes
+    second(*inputs()).sum().backward()
+    assert second.slopes.grad is not None and first.slopes.grad is None
 
 
 # ---- What PyTorch's modes ask for ----
