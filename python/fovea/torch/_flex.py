@@ -48,6 +48,14 @@ class BlockMask:
             )  # fmt: skip
         return self._map
 
+    def to(self, device: Any) -> BlockMask:
+        """Itself: nothing lies on a device but what the formula reads, which stays where it is, as PyTorch's does."""
+        return self
+
+    def _adjust(self, new_q_len: int, new_kv_len: int) -> BlockMask:
+        """The same formula for other lengths, as PyTorch calls it."""
+        return BlockMask(self.mask_mod, (*self.shape[:2], new_q_len, new_kv_len), self.BLOCK_SIZE)
+
     def numel(self) -> int:
         """How many elements the dense mask would have."""
         batch, heads, q_len, kv_len = self.shape
@@ -77,6 +85,9 @@ def create_block_mask(
     device: Any = None,
     BLOCK_SIZE: int | tuple[int, int] = 128,  # noqa: N803
     _compile: bool = False,
+    separate_full_blocks: bool = True,
+    compute_dq_write_order: bool = False,
+    dq_kv_order: bool = True,
 ) -> BlockMask:
     """FlexAttention's `create_block_mask`, without the dense mask: the callable is traced.
 
@@ -87,7 +98,7 @@ def create_block_mask(
     B, H : int, optional
         None: 1, of a mask that does not depend on it.
     Q_LEN, KV_LEN : int
-    device, _compile
+    device, _compile, separate_full_blocks, compute_dq_write_order, dq_kv_order
         Taken and not needed.
     BLOCK_SIZE : int or (int, int)
 
@@ -132,12 +143,24 @@ def _program_of(mask: Any) -> Any:
 def _mask_of(block_mask: Any, q_len: int, kv_len: int) -> Any:
     if block_mask is None:
         return None
+    if not hasattr(block_mask, "seq_lengths"):
+        raise InvalidArgument(
+            f"flex_attention: block_mask is a {type(block_mask).__name__}; expected what create_block_mask makes of a callable"
+        )
     expected = tuple(int(length) for length in block_mask.seq_lengths)
     if expected != (q_len, kv_len):
         raise InvalidArgument(
             f"flex_attention: block_mask is for lengths {expected}, query and key have {(q_len, kv_len)}; expected equal lengths"
         )
     return block_mask.program if isinstance(block_mask, BlockMask) else _program_of(block_mask)
+
+
+def _max_scores(query: Any, key: Any, value: Any, features: dict[str, Any]) -> Any:
+    """[B, num_heads_q, Q_LEN] f32, without gradients, by a call of its own: one that records none may write them."""
+    row_max = query.new_empty(query.shape[:3], dtype=torch.float32)
+    with torch.no_grad():
+        attention(query, key, value, row_max=row_max, **features)
+    return row_max
 
 
 def flex_attention(
@@ -150,6 +173,8 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
     kernel_options: Any = None,
+    *,
+    return_aux: Any = None,
 ) -> Any:
     """FlexAttention's `flex_attention`, by Fovea.
 
@@ -169,11 +194,13 @@ def flex_attention(
     return_lse : bool
     kernel_options
         Taken and not needed.
+    return_aux : AuxRequest, optional
+        Of PyTorch, in place of `return_lse`. `max_scores` take a second forward call, and are refused in compiled graphs.
 
     Returns
     -------
     Tensor, [B, num_heads_q, Q_LEN, head_dim_v], or with `return_lse` also [B, num_heads_q, Q_LEN] f32
-        0 and -inf where a query sees no key.
+        0 and -inf where a query sees no key. With `return_aux` also PyTorch's AuxOutput, of such tensors or None.
 
     Raises
     ------
@@ -189,7 +216,14 @@ def flex_attention(
         )
     batch = query.shape[0]
     key, value = (x.expand(batch, -1, -1, -1) if x.shape[0] == 1 else x for x in (key, value))
-    return attention(
-        query, key, value, score_mod=score_mod, mask=_mask_of(block_mask, query.shape[2], key.shape[2]), scale=scale,
-        layout="bhsd", return_lse=return_lse,
-    )  # fmt: skip
+    if return_aux is not None and return_lse:
+        raise InvalidArgument("flex_attention: return_lse beside return_aux; expected one of them, return_aux=AuxRequest(lse=True)")
+    mask = _mask_of(block_mask, query.shape[2], key.shape[2])
+    features = {"score_mod": score_mod, "mask": mask, "scale": scale, "layout": "bhsd"}
+    if return_aux is None:
+        return attention(query, key, value, return_lse=return_lse, **features)
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    out, lse = attention(query, key, value, return_lse=True, **features)
+    max_scores = _max_scores(query, key, value, features) if return_aux.max_scores else None
+    return out, AuxOutput(lse=lse if return_aux.lse else None, max_scores=max_scores)

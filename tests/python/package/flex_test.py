@@ -1,5 +1,8 @@
 """flex_attention and create_block_mask beside PyTorch's own, in float64."""
 
+import copy
+import inspect
+
 import pytest
 
 import fovea
@@ -94,6 +97,41 @@ def test_what_a_score_reads_learns() -> None:
     assert (gradient - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.skipif(not hasattr(theirs, "AuxRequest"), reason="this PyTorch has no AuxRequest")
+@pytest.mark.parametrize("request_lse, request_max", [(False, False), (True, False), (False, True), (True, True)])
+def test_what_else_is_asked_for(request_lse: bool, request_max: bool) -> None:
+    q, k, v = (x.requires_grad_() for x in tensors(*SHAPES))
+    words = {"score_mod": softcap, "block_mask": fovea.torch.create_block_mask(documents, 2, 4, Q, KV)}
+    out, aux = fovea.torch.flex_attention(q, k, v, return_aux=theirs.AuxRequest(lse=request_lse, max_scores=request_max), **words)
+    expected, lse = fovea.torch.flex_attention(q, k, v, return_lse=True, **words)
+    assert isinstance(aux, theirs.AuxOutput) and torch.equal(out, expected)
+    assert aux.lse is None if not request_lse else torch.equal(aux.lse, lse) and aux.lse.requires_grad
+    if not request_max:
+        assert aux.max_scores is None
+        return
+    scores = softcap((q.double() @ k.double().transpose(-1, -2)) / 4, 0, 0, 0, 0)
+    batch, head, row, key = (torch.arange(size).view([-1 if dim == axis else 1 for axis in range(4)]) for dim, size in enumerate(scores.shape))
+    exact = scores.masked_fill(~documents(batch, head, row, key), -torch.inf).amax(-1)
+    assert torch.equal(exact.isfinite(), aux.max_scores.isfinite()) and not exact.isfinite().all()
+    assert (exact - aux.max_scores).nan_to_num().abs().max() < 1e-5 and not aux.max_scores.requires_grad
+
+
+def test_signatures_are_pytorchs() -> None:
+    for name in ("flex_attention", "create_block_mask"):
+        mine, peers = (inspect.signature(getattr(module, name)).parameters for module in (fovea.torch, theirs))
+        for word, parameter in peers.items():
+            assert (mine[word].kind, mine[word].default) == (parameter.kind, parameter.default), (name, word)
+
+
+def test_block_masks_are_copied_moved_and_adjusted() -> None:
+    q, k, v = tensors(*SHAPES)
+    made = fovea.torch.create_block_mask(documents, 2, 4, Q + 7, KV + 9, BLOCK_SIZE=(32, 64))
+    fitting = copy.deepcopy(made).to("cpu")._adjust(Q, KV)
+    assert fitting.shape == (2, 4, Q, KV) and fitting.BLOCK_SIZE == (32, 64)
+    expected = fovea.torch.flex_attention(q, k, v, block_mask=fovea.torch.create_block_mask(documents, 2, 4, Q, KV))
+    assert torch.equal(fovea.torch.flex_attention(q, k, v, block_mask=fitting), expected)
+
+
 def test_block_masks_say_what_they_leave() -> None:
     mine = fovea.torch.create_block_mask(causal, None, None, 1024, 1024)
     dense = theirs.create_block_mask(causal, 1, 1, 1024, 1024, device="cpu")
@@ -112,5 +150,9 @@ def test_refusals() -> None:
         fovea.torch.flex_attention(q, k[:, :2], v[:, :2])
     with pytest.raises(fovea.InvalidArgument, match="rank 3"):
         fovea.torch.flex_attention(q[0], k, v)
+    with pytest.raises(fovea.InvalidArgument, match="block_mask is a function; expected what create_block_mask makes"):
+        fovea.torch.flex_attention(q, k, v, block_mask=causal)
+    with pytest.raises(fovea.InvalidArgument, match="return_lse beside return_aux"):
+        fovea.torch.flex_attention(q, k, v, return_lse=True, return_aux=object())
     with pytest.raises(fovea.InvalidArgument, match="BLOCK_SIZE"):
         fovea.torch.create_block_mask(causal, 1, 1, Q, KV, BLOCK_SIZE=0)
