@@ -144,7 +144,7 @@ class _Backward(_Node):
         wanted = ctx.needs_input_grad[6:]
         if all(x is None for x in directions):
             return (None,) * (6 + len(inputs))
-        grad_dout, grad_dlse, *made = _double_backward(ctx.call, ctx.needed, wanted, directions, dout, dlse, out, lse, inputs)
+        grad_dout, grad_dlse, *made = double_backward(ctx.call, ctx.needed, wanted, directions, dout, dlse, out, lse, inputs)
         # Of all that depends on q, k and v; out and lse are not looked at.
         return None, None, grad_dout, grad_dlse, None, None, *made
 
@@ -156,7 +156,7 @@ class _Backward(_Node):
         if any(x is not None for x in tangents):
             given = tuple(x is not None for x in tangents)
             along = [x for x in tangents if x is not None]
-            _, _, *moved = _double_backward(ctx.call, given, ctx.needed, along, dout, dlse, out, lse, inputs)
+            _, _, *moved = double_backward(ctx.call, given, ctx.needed, along, dout, dlse, out, lse, inputs)
         if dout_tangent is not None or dlse_tangent is not None:
             seed = torch.zeros_like(out) if dout_tangent is None else dout_tangent
             made = iter(_Backward.apply(ctx.call, ctx.needed, seed, dlse_tangent, out, lse, *inputs))
@@ -184,7 +184,7 @@ class _Backward(_Node):
         return tuple(_vmap.unfold(x, num_places) for x in made), (0,) * len(made)
 
 
-def _double_backward(
+def double_backward(
     call: Call, given: Sequence[bool], wanted: Sequence[bool], directions: Sequence[Any], dout: Any, dlse: Any, out: Any, lse: Any,
     inputs: Sequence[Any],
 ) -> list[Any]:  # fmt: skip
@@ -256,7 +256,7 @@ class _Jvp(_Node):
         by_inputs: list[Any] = [None] * len(inputs)
         if any(wanted):
             along = [x for x in tangents if x is not None]
-            _, _, *by_inputs = _double_backward(ctx.call, ctx.given, wanted, along, dout, dlse, out, lse, inputs)
+            _, _, *by_inputs = double_backward(ctx.call, ctx.given, wanted, along, dout, dlse, out, lse, inputs)
         by_tangents = _Backward.apply(ctx.call, ctx.given, dout, dlse, out, lse, *inputs)
         return None, None, None, None, *by_inputs, *by_tangents
 

@@ -10,6 +10,7 @@ import operator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import _abi, _quick
 from .._attention import lse_shape
@@ -178,8 +179,34 @@ class _Node(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         if dout is None and dlse is None:
             return (None,) * (1 + len(tensors))
         dout = torch.zeros_like(out) if dout is None else dout
-        made = iter(torch.ops.fovea.attention_backward(dout, dlse, out, lse, tensors, wanted, *ctx.features))
+        made = iter(_Gradients.apply(ctx.features, tuple(wanted), dout, dlse, out, lse, *tensors))
         return None, *(next(made) if is_wanted else None for is_wanted in wanted)
+
+
+class _Gradients(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
+    """(features, wanted, dout, dlse or None, out, lse, *tensors) -> gradients by what is wanted, which may be differentiated once more."""
+
+    @staticmethod
+    def forward(ctx: Any, features: tuple[Any, ...], wanted: tuple[bool, ...], *tensors: Any) -> tuple[Any, ...]:
+        ctx.features, ctx.wanted = features, wanted
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        dout, dlse, out, lse, *inputs = tensors
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(torch.ops.fovea.attention_backward(dout, dlse, out, lse, inputs, list(wanted), *features))
+
+    @staticmethod
+    def backward(ctx: Any, *directions: Any) -> tuple[Any, ...]:
+        from ._autograd import double_backward
+
+        dout, dlse, out, lse, *tensors = ctx.saved_tensors
+        if isinstance(dout, FakeTensor):
+            raise Unsupported("attention: a gradient of a gradient of tensors without memory; expected tensors that have some")
+        call, inputs = _call(tensors, *ctx.features)
+        grad_dout, grad_dlse, *made = double_backward(
+            call, ctx.wanted, ctx.needs_input_grad[6:], directions, dout, dlse, out, lse, inputs
+        )
+        return None, None, grad_dout, grad_dlse, None, None, *made
 
 
 def _record(tensors: list[Any], *features: Any) -> Any:

@@ -1,5 +1,6 @@
 """Gradients that PyTorch records through fovea.attention, against float64 of the formula written in PyTorch."""
 
+import contextlib
 import copy
 
 import numpy as np
@@ -270,6 +271,35 @@ def test_checkpoints_of_dropout(use_reentrant) -> None:
     torch.utils.checkpoint.checkpoint(layer, q, k, v, use_reentrant=use_reentrant).sum().backward()
     for tensor, gradient in zip((q, k, v), expected):
         assert torch.equal(tensor.grad, gradient)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_gradients_of_gradients_are_the_same_where_a_mode_watches(layout) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def penalty(*, is_watched: bool):
+        q, k, v = (leaf(x[:, :5] if layout == "bshd" else x[:, :5].transpose(1, 2)) for x in inputs())
+        bias, sinks, slopes = (leaf(torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape)) for shape in ((5, 5), (4,), (4,)))
+        score = fovea.score_mod("score - slopes[q_head] * abs(q_idx - kv_idx)", slopes=slopes)
+        with FlopCounterMode(display=False) if is_watched else contextlib.nullcontext():
+            out, lse = fovea.attention(q, k, v, bias=bias, sinks=sinks, score_mod=score, causal=True, layout=layout, return_lse=True)
+        leaves = (q, k, v, bias, sinks, slopes)
+        first = torch.autograd.grad(out.square().sum() + lse.sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in first) + q.sum(), leaves)
+
+    for watched, expected in zip(penalty(is_watched=True), penalty(is_watched=False)):
+        assert torch.equal(watched, expected)
+
+
+def test_gradients_of_gradients_want_memory() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q = torch.zeros(1, 4, 2, 8, requires_grad=True)
+        (first,) = torch.autograd.grad(fovea.attention(q, q, q).sum(), q, create_graph=True)
+        assert first.shape == q.shape
+        with pytest.raises(fovea.Unsupported, match="a gradient of a gradient of tensors without memory"):
+            torch.autograd.grad(first.sum(), q)
 
 
 def test_modes_see_an_operator() -> None:
