@@ -28,6 +28,23 @@ constexpr std::array<DtypeCode, 9> kDtypes = {{
     {kDLFloat8_e4m3fn, 8, Dtype::e4m3},
 }};
 
+/// As the dtypes that tensors may have are written: f64, u16, complex64; a code of DLPack that is no family of these by its number.
+std::string spelled(const DLDataType& dtype) {
+  const std::string bits = std::to_string(dtype.bits);
+  switch (dtype.code) {
+    case kDLInt:
+      return "i" + bits;
+    case kDLUInt:
+      return "u" + bits;
+    case kDLFloat:
+      return "f" + bits;
+    case 5:  // kDLComplex
+      return "complex" + bits;
+    default:
+      return "of code " + std::to_string(dtype.code) + " and " + bits + " bits";
+  }
+}
+
 Device to_device(const DLDevice& device, const std::string& name) {
   switch (static_cast<int>(device.device_type)) {
     case kDLCPU:
@@ -53,9 +70,10 @@ Dtype to_dtype(const DLDataType& dtype, const std::string& name) {
   for (const DtypeCode& known : kDtypes) {
     if (known.code == dtype.code && known.bits == dtype.bits) return known.dtype;
   }
-  invalid(name, "dtype has code " + std::to_string(dtype.code) + " and " +
-                    std::to_string(dtype.bits) +
-                    " bits; expected f32, f16, bf16, bool, u8, i8, i32, i64 or e4m3");
+  const bool is_double = dtype.code == kDLFloat && dtype.bits == 64;
+  invalid(name, "dtype is " + spelled(dtype) +
+                    "; expected f32, f16, bf16, bool, u8, i8, i32, i64 or e4m3" +
+                    (is_double ? ": cast it to f32" : ""));
 }
 
 TensorView to_view(const DLTensor* tensor, Access access, const std::string& name, Rank least) {

@@ -119,7 +119,7 @@ TEST(CProgram, RefusalsNameTheArgument) {
   EXPECT_THAT(refusal(program_args(FOVEA_SCORE_MOD, "score", {{"t", kF32, 9}})),
               HasSubstr("tensors[0]: rank is 9; expected 0 to 8"));
   EXPECT_THAT(refusal(program_args(FOVEA_SCORE_MOD, "score", {{"t", {kDLFloat, 64, 1}, 1}})),
-              HasSubstr("tensors[0]: dtype has code 2 and 64 bits"));
+              HasSubstr("tensors[0]: dtype is f64; expected f32"));
   EXPECT_THAT(refusal(program_args(FOVEA_SCORE_MOD, "score", {}, {{"n", 2}})),
               HasSubstr("scalars[0]: type is 2"));
   EXPECT_THAT(

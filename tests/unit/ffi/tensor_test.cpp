@@ -9,6 +9,8 @@ namespace fovea::ffi {
 namespace {
 
 using testing::FloatTensor;
+using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
 std::string refusal(const DLTensor& tensor) {
@@ -86,7 +88,17 @@ TEST(Tensor, EveryDtypeHasItsDlpackCode) {
 TEST(Tensor, UnknownDtypesAreRefused) {
   FloatTensor t({4});
   t.tensor.dtype = {kDLFloat, 64, 1};
-  EXPECT_THAT(refusal(t.tensor), HasSubstr("k: dtype has code 2 and 64 bits; expected f32"));
+  EXPECT_THAT(refusal(t.tensor),
+              AllOf(HasSubstr("k: dtype is f64; expected f32, f16"), EndsWith("cast it to f32")));
+  t.tensor.dtype = {kDLInt, 16, 1};
+  EXPECT_THAT(refusal(t.tensor),
+              AllOf(HasSubstr("k: dtype is i16; expected f32"), EndsWith("or e4m3")));
+  t.tensor.dtype = {kDLUInt, 64, 1};
+  EXPECT_THAT(refusal(t.tensor), HasSubstr("k: dtype is u64; expected f32"));
+  t.tensor.dtype = {5, 64, 1};  // kDLComplex
+  EXPECT_THAT(refusal(t.tensor), HasSubstr("k: dtype is complex64; expected f32"));
+  t.tensor.dtype = {200, 8, 1};
+  EXPECT_THAT(refusal(t.tensor), HasSubstr("k: dtype is of code 200 and 8 bits; expected f32"));
   t.tensor.dtype = {kDLFloat, 32, 4};
   EXPECT_THAT(refusal(t.tensor), HasSubstr("k: dtype has 4 lanes; expected 1"));
 }
