@@ -278,7 +278,8 @@ typedef struct fovea_attention_forward_args {
   float softmax_scale;
   float softcap; /* 0: none; c: c * tanh(score / c) */
   uint32_t reserved_1;
-  const DLTensor* bias;  /* [q, kv], [heads, q, kv] or [batch, heads, q, kv]; 1 broadcasts */
+  const DLTensor* bias;  /* [q, kv], [heads, q, kv] or [batch, heads, q, kv]; 1 broadcasts,
+                            q and kv may be more */
   const DLTensor* alibi; /* slopes [num_heads_q] or [batch, num_heads_q] */
   const char* score_mod; /* "score + slopes[q_head] * (kv_idx - q_idx)"; NULL: none */
 

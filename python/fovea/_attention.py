@@ -172,7 +172,7 @@ def attention(
     softcap : float, optional
         ``softcap * tanh(score / softcap)``.
     bias : array, [q, kv], [heads, q, kv] or [batch, heads, q, kv], f32, f16 or bf16, optional
-        Added to the scores; extents of 1 broadcast.
+        Added to the scores; extents of 1 broadcast, and rows and keys may be more than there are.
     alibi : array, [num_heads_q] or [batch, num_heads_q], optional
         Slopes: adds ``-slope * abs(pos - kv_idx)``.
     score_mod : str, callable or Program, optional

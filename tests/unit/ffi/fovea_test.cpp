@@ -227,6 +227,49 @@ TEST_F(CWords, OfACallAreItsOwnThoughAThreadKeepsTheirFormulas) {
   EXPECT_NE(expected(fovea::bias(view_of(bias)), {}), expected(fovea::bias(view_of(other)), {}));
 }
 
+/// An index beyond an end would read the last element again: too few rows, keys, sequences or heads are no broadcast.
+TEST_F(CWords, TensorsHaveAnElementForEachIndexOfTheCall) {
+  using Shape = std::vector<std::int64_t>;
+  const auto message_with = [&](const DLTensor* fovea_attention_forward_args::*field,
+                                const Shape& shape, DLDataType dtype) {
+    std::vector<std::int64_t> zeros(1000);
+    Shape extents = shape;
+    const DLTensor tensor{
+        zeros.data(), {kDLCPU, 0}, int(extents.size()), dtype, extents.data(), nullptr, 0};
+    fovea_attention_forward_args a = args();
+    if (field == &fovea_attention_forward_args::segments_q) a.segments_kv = &tensor;
+    a.*field = &tensor;
+    return forward(a).message;
+  };
+  constexpr DLDataType kF32{kDLFloat, 32, 1}, kBool{kDLBool, 8, 1}, kI64{kDLInt, 64, 1};
+  constexpr auto kBias = &fovea_attention_forward_args::bias;
+  constexpr auto kMask = &fovea_attention_forward_args::mask;
+  constexpr auto kAlibi = &fovea_attention_forward_args::alibi;
+  constexpr auto kSegments = &fovea_attention_forward_args::segments_q;
+
+  for (const Shape& shape :
+       {Shape{5, 7}, {1, 7}, {5, 1}, {6, 9}, {2, 5, 7}, {1, 2, 5, 7}, {3, 1, 8, 8}}) {
+    EXPECT_EQ(message_with(kBias, shape, kF32), "");
+    EXPECT_EQ(message_with(kMask, shape, kBool), "");
+  }
+  for (const Shape& shape : {Shape{5, 6}, {4, 7}, {3, 5, 7}, {1, 3, 5, 7}, {2, 2, 7}}) {
+    EXPECT_THAT(message_with(kBias, shape, kF32), HasSubstr("bias: is f32 [")) << shape.size();
+    EXPECT_THAT(message_with(kMask, shape, kBool), HasSubstr("mask: is bool [")) << shape.size();
+  }
+  EXPECT_THAT(message_with(kBias, {5, 6}, kF32),
+              HasSubstr("bias: is f32 [5, 6]; expected [5, 7], of which all but heads may be more, "
+                        "or 1 where all share an element"));
+  for (const Shape& shape : {Shape{2}, {1}, {1, 2}, {4, 2}})
+    EXPECT_EQ(message_with(kAlibi, shape, kF32), "");
+  for (const Shape& shape : {Shape{3}, {1, 3}, {2, 4}})
+    EXPECT_THAT(message_with(kAlibi, shape, kF32), HasSubstr("alibi: is f32 ["));
+  EXPECT_EQ(message_with(kSegments, {1, 7}, kI64), "");
+  EXPECT_THAT(message_with(kSegments, {1, 4}, kI64),
+              HasSubstr("segments_q: is i64 [1, 4]; expected [1, 5]"));
+  EXPECT_THAT(message_with(kSegments, {1, 6}, kI64),
+              HasSubstr("segments_kv: is i64 [1, 6]; expected [1, 7]"));
+}
+
 TEST_F(CWords, SegmentsOfOneSideServeBothWhereLengthsAreEqual) {
   SmallCall call;
   std::int32_t ids[] = {0, 0, 1, 1, -1};
