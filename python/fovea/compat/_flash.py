@@ -21,8 +21,12 @@ def window_of(window_size: Any, causal: bool, open_from: float = _INFINITY) -> t
     """(left, right) of two whole numbers, tensors among them; a negative one leaves its side open, as does a right one
     from `open_from` on.
     """
+    if not hasattr(window_size, "__len__"):
+        raise InvalidCall(f"window_size is {window_size!r}; expected (left, right), -1 for an open side")
     if len(window_size) != 2:
         raise InvalidCall(f"window_size has {len(window_size)} numbers; expected (left, right), -1 for an open side")
+    if any(size is None for size in window_size):
+        raise InvalidCall(f"window_size is {window_size!r}; expected whole numbers, -1 for an open side")
     left, right = (None if size < 0 else size for size in map(int, window_size))
     right = None if causal or right is None or right >= open_from else right
     return None if left is None and right is None else (left, right)
@@ -31,6 +35,13 @@ def window_of(window_size: Any, causal: bool, open_from: float = _INFINITY) -> t
 def softcap_of(softcap: float) -> float | None:
     """0 is none there."""
     return softcap if softcap > 0 else None
+
+
+def parts_of(name: str, packed: Any, count: int) -> Any:
+    """q, k and v, or k and v, of one tensor."""
+    if packed.dim() < 3 or packed.shape[-3] != count:
+        raise InvalidCall(f"{name} has shape {tuple(packed.shape)}; expected {count} parts, [..., {count}, heads, head_dim]")
+    return packed.unbind(-3)
 
 
 def lengths_of(cu_seqlens: Any) -> Any:

@@ -22,6 +22,14 @@ def _rank_4(value: Any, name: str) -> Any:
     return array.reshape(*(1,) * (4 - array.ndim), *array.shape)
 
 
+def _over_scores(value: Any, name: str, q: Any, k: Any) -> Any:
+    """What broadcasts to the scores; longer extents, which Fovea's own calls take for capacity, are a mistake there."""
+    array, scores = _rank_4(value, name), (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    if any(extent not in (1, score) for extent, score in zip(array.shape, scores)):
+        raise InvalidArgument(f"{_FUNCTION}: {name} has shape {jnp.shape(value)}; expected one that broadcasts to the scores', {scores}")
+    return array
+
+
 def _window(size: Any) -> tuple[int, int] | None:
     return (size, size) if isinstance(size, int) else size
 
@@ -92,9 +100,9 @@ def dot_product_attention(
     """
     q, k, v = _rank_4(query, "query"), _rank_4(key, "key"), _rank_4(value, "value")
     if mask is not None:
-        mask = _rank_4(mask, "mask")
+        mask = _over_scores(mask, "mask", q, k)
     if bias is not None:
-        bias = _rank_4(bias, "bias")
+        bias = _over_scores(bias, "bias", q, k)
     rank = jnp.ndim(query)
     out, lse = attention(
         q, k, v, bias=bias, mask=mask, scale=scale, causal=is_causal, align="top_left", window=_window(local_window_size),

@@ -210,6 +210,12 @@ def test_scores_are_those_of_the_plain_formula(is_packed) -> None:
     assert torch.equal(torch.signbit(scores[..., :rows, :keys])[is_visible], torch.signbit(p)[is_visible])
 
 
+def test_no_rows_have_probabilities_of_padding_alone() -> None:
+    nothing, lengths = torch.zeros(0, 4, 16), torch.zeros(3, dtype=torch.int32)
+    out, lse, signs = flash_attn.flash_attn_varlen_func(nothing, nothing, nothing, lengths, lengths, 0, 0, dropout_p=0.2, return_attn_probs=True)
+    assert out.shape == (0, 4, 16) and lse.shape == (4, 0) and signs.shape == (2, 4, 128, 128) and not signs.any()
+
+
 def test_signs_live_in_half_precision() -> None:
     tensors = [x.bfloat16() for x in qkv(7, 150)]
     out, lse, scores = by_func(*tensors, dropout_p=0.3)
@@ -683,6 +689,15 @@ def test_packed_queries_over_pages_refuse_dropout_and_splits() -> None:
 def test_other_wrong_calls_are_refused() -> None:
     with pytest.raises(RuntimeError, match="dropout_p without rng_state"):
         interface._flash_attn_backward(Q, Q, Q, Q, Q, Q[..., 0], Q, Q, Q, 0.1, 0.25, False, -1, -1, 0.0, None, True)
+    with pytest.raises(RuntimeError, match=r"qkv has shape \(2, 8, 2, 2, 16\); expected 3 parts"):
+        flash_attn.flash_attn_qkvpacked_func(torch.zeros(2, 8, 2, 2, 16))
+    with pytest.raises(RuntimeError, match=r"kv has shape \(8, 3, 2, 16\); expected 2 parts"):
+        flash_attn.flash_attn_varlen_kvpacked_func(Q.flatten(0, 1), torch.zeros(8, 3, 2, 16), offsets(2), offsets(8), 2, 8)
+    for window in (None, 4):
+        with pytest.raises(RuntimeError, match=f"window_size is {window}; expected .left, right., -1 for an open side"):
+            flash_attn.flash_attn_func(Q, K, V, window_size=window)
+    with pytest.raises(RuntimeError, match=r"window_size is \(None, 0\); expected whole numbers, -1 for an open side"):
+        flash_attn.flash_attn_func(Q, K, V, window_size=(None, 0))
     with pytest.raises(RuntimeError, match="qkv has rank 4 without num_heads_q"):
         rotary.apply_rotary_emb_qkv_(K, *ANGLES)
 

@@ -73,6 +73,15 @@ def test_wrong_lengths_are_refused_by_name() -> None:
         fovea_jax.dot_product_attention(Q, K, V, key_value_seq_lengths=np.int32([1, 2, 3]))
 
 
+@pytest.mark.parametrize("name", ["bias", "mask"])
+def test_what_does_not_broadcast_is_refused_by_name(name) -> None:
+    scores = (Q.shape[0], Q.shape[2], Q.shape[1], K.shape[1])
+    for dim in range(4):
+        shape = tuple(extent + (axis == dim) for axis, extent in enumerate(scores))
+        with pytest.raises(fovea.InvalidArgument, match=f"{name} has shape .*; expected one that broadcasts to the scores'"):
+            fovea_jax.dot_product_attention(Q, K, V, **{name: np.ones(shape, bool if name == "mask" else np.float32)})
+
+
 # ---- Caches ----
 
 

@@ -22,6 +22,7 @@ from .._flash import (
     compact,
     empty_rows_are,
     lengths_of,
+    parts_of,
     seqlens_of,
     softcap_of,
     window_of,
@@ -92,6 +93,7 @@ def _padded_rows(values: Any, sequences: _Sequences) -> Any:
     else:
         rows = sequences.cu_seqlens_q[:-1, None] + torch.arange(num_rows, device=values.device)
         is_inside = rows < sequences.cu_seqlens_q[1:, None]
+        values = torch.nn.functional.pad(values, (0, 0, 0, 0, 0, 1))  # no row at all has one to be read
         values = values[rows.where(is_inside, 0)] * is_inside[..., None, None]
     return values.transpose(1, 2)
 
@@ -144,7 +146,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of kv [batch, seqlen_k, 2, heads_k, dim]."""
-    k, v = kv.unbind(-3)
+    k, v = parts_of("kv", kv, 2)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
@@ -155,7 +157,7 @@ def flash_attn_qkvpacked_func(
     softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of qkv [batch, seqlen, 3, heads, dim]."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = parts_of("qkv", qkv, 3)
     return flash_attn_func(
         q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
     )
@@ -206,7 +208,7 @@ def flash_attn_varlen_kvpacked_func(
     alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of kv [total_k, 2, heads_k, dim]."""
-    k, v = kv.unbind(-3)
+    k, v = parts_of("kv", kv, 2)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal, window_size, softcap,
         alibi_slopes, deterministic, return_attn_probs,
@@ -219,7 +221,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:  # fmt: skip
     """`flash_attn_varlen_func` of qkv [total, 3, heads, dim]."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = parts_of("qkv", qkv, 3)
     return flash_attn_varlen_func(
         q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
         deterministic, return_attn_probs,

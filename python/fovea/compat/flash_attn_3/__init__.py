@@ -21,6 +21,7 @@ from .._flash import (
     attend_cache,
     check_append,
     check_room,
+    parts_of,
     seqlens_of,
     softcap_of,
     window_of,
@@ -136,7 +137,7 @@ def flash_attn_qkvpacked_func(
 ) -> Any:  # fmt: skip
     """`flash_attn_func` of qkv [batch, seqlen, 3, heads, dim], or [batch, seqlen, num_heads_q + 2 * heads_k, dim]."""
     if qkv.dim() == 5:
-        q, k, v = qkv.unbind(-3)
+        q, k, v = parts_of("qkv", qkv, 3)
     elif num_heads_q is None:
         raise InvalidCall("flash_attn_qkvpacked_func: qkv has rank 4 without num_heads_q; expected [batch, seqlen, 3, heads, dim] or num_heads_q")
     else:
