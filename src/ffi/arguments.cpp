@@ -274,14 +274,15 @@ void Reader::check_extents(const TensorView& view, std::string_view name,
   const auto rank = static_cast<std::size_t>(view.rank());
   if (!view || rank > axes.size()) return;  // the word says which ranks it takes
   const std::span own = axes.last(rank);
-  std::string expected;
   bool fits = true;
-  for (std::size_t i = 0; i < rank; ++i) {
+  for (std::size_t i = 0; i < rank; ++i)
     fits = fits && has_room(view.size(static_cast<int>(i)), own[i]);
-    expected += i == 0 ? "" : ", ";
-    expected += own[i].extent == 0 ? "any" : std::to_string(own[i].extent);
-  }
   if (fits) return;
+  std::string expected;
+  for (const Axis& axis : own) {
+    expected += expected.empty() ? "" : ", ";
+    expected += axis.extent == 0 ? "any" : std::to_string(axis.extent);
+  }
   invalid(label(name),
           "is " + to_string(view.spec()) + "; expected [" + expected +
               "], of which all but heads may be more, or 1 where all share an element");
