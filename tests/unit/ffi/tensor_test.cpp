@@ -8,9 +8,9 @@
 namespace fovea::ffi {
 namespace {
 
-using testing::FloatTensor;
 using ::testing::AllOf;
 using ::testing::EndsWith;
+using testing::FloatTensor;
 using ::testing::HasSubstr;
 
 std::string refusal(const DLTensor& tensor) {
