@@ -32,6 +32,7 @@ enum class KernelRole : std::uint8_t {
   main,           // the operation itself
   deep_combine,   // joins splits: many of few rows
   wide_combine,   // or those of many rows
+  lost_rows,      // rows whose scores were too large for main
   clear_rows,     // of nobody
   delta,          // of gradients: what is known of rows
   values,         // of gradients: dv, where main does not sum it

@@ -11,6 +11,7 @@
 #include "cuda/device/shared/forward_params_sm80.h"
 #include "cuda/device/shared/forward_params_sm90.h"
 #include "cuda/device/shared/forward_spec.h"
+#include "cuda/device/shared/lost_rows.h"
 #include "cuda/device/shared/numbers_of_codes.h"
 #include "cuda/device/shared/quantize_kv.h"
 #include "cuda/device/shared/range_table.h"
@@ -73,6 +74,12 @@ struct EmulatedCacheRounding {
   void (*round)(const QuantizeCacheParams& params);
 };
 
+/// What computes rows again that kernels of codes have lost.
+struct EmulatedLostRows {
+  std::string_view name;
+  void (*run)(const LostRowsParams& params);
+};
+
 using Sm80QuantizedFunction = void (*)(const Sm80QuantizedParams& params);
 
 /// Of sm80/attention_quantized.
@@ -89,6 +96,7 @@ NumbersFunction numbers_of_codes_named(std::string_view name);
 /// Of sm90/attention_quantized, and the kernels before it.
 const EmulatedHopper& quantized_named(std::string_view name);
 const EmulatedCacheRounding& cache_rounding_named(std::string_view name);
+const EmulatedLostRows& lost_rows_named(std::string_view name);
 void run_mean_of_keys(const QuantizeKvSpec& spec, const QuantizeKvParams& params);
 void run_quantize_kv(const QuantizeKvSpec& spec, const QuantizeKvParams& params);
 ForwardFunction forward_named(std::string_view name);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "common/lost_rows.cuh"
 #include "common/quantize_kv.cuh"
 #include "kernels/emulated_forward.hpp"
 #include "ptx/generated/wgmma_bf16.cuh"
@@ -27,6 +28,12 @@ const EmulatedCacheRounding& cache_rounding_named(std::string_view name) {
   return *found;
 }
 
+const EmulatedLostRows& lost_rows_named(std::string_view name) {
+  const auto* const found = std::ranges::find(kLostRows, name, &EmulatedLostRows::name);
+  if (found == std::end(kLostRows)) throw std::out_of_range(std::string(name));
+  return *found;
+}
+
 Sm80QuantizedFunction sm80_quantized_named(std::string_view name) {
   const auto* const found = std::ranges::find(kSm80Quantizeds, name, &EmulatedSm80Quantized::name);
   if (found == std::end(kSm80Quantizeds)) throw std::out_of_range(std::string(name));
@@ -37,6 +44,12 @@ namespace {
 
 consteval QuantizeKvSpec for_sm80(QuantizeKvSpec spec) {
   spec.rounds_q = spec.reads_elements = true;
+  return spec;
+}
+
+/// Whose greatest scale of keys attention reads.
+consteval QuantizeKvSpec greatest(QuantizeKvSpec spec) {
+  spec.keeps_greatest_scale = true;
   return spec;
 }
 
@@ -113,26 +126,26 @@ bool has_named_rounding(const QuantizeKvSpec& spec, const Run& run) {
       with_groups(of_rounding(lanes, kBf16, 64, 64, true), {32, 1, 64, false, none}),
       with_groups(of_rounding(lanes, kBf16, 64, 64), {16, 1, 128, false, all}),
       with_groups(of_rounding(rows, kF16, 64, 0), {64, 1, 64, false, all}),
-      with_groups(of_rounding(rows, kF16, 128, 0), {32, 8, 64, true, none}),
-      with_groups(of_rounding(rows, kBf16, 64, 0), {128, 1, 64, false, all}),
+      greatest(with_groups(of_rounding(rows, kF16, 128, 0), {32, 8, 64, true, none})),
+      greatest(with_groups(of_rounding(rows, kBf16, 64, 0), {128, 1, 64, false, all})),
       smooth(of_rounding(lanes, kBf16, 128, 128)), smooth(of_rounding(lanes, kBf16, 64, 64, true)),
-      smooth(for_sm80({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 64})),
-      smooth(for_sm80({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 128})),
-      smooth(for_sm80({.element = kF16, .head_dim_qk = 64, .head_dim_v = 64})),
-      smooth({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 128}),
-      smooth({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 64}),
-      smooth({.element = kBf16, .head_dim_qk = 64, .head_dim_v = 64, .is_packed = true}),
-      centered(with_groups(of_rounding(rows, kF16, 64, 0, true), kBlocks), 64),
-      centered(with_groups(of_rounding(rows, kF16, 64, 0), kBlocks), 64),
-      rotated(for_sm80({.element = kBf16, .head_dim_qk = 128})),
-      rotated(for_sm80({.element = kBf16, .head_dim_qk = 64})),
-      rotated(for_sm80({.element = kBf16, .head_dim_qk = 64, .is_packed = true})),
+      greatest(smooth(for_sm80({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 64}))),
+      greatest(smooth(for_sm80({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 128}))),
+      greatest(smooth(for_sm80({.element = kF16, .head_dim_qk = 64, .head_dim_v = 64}))),
+      greatest(smooth({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 128})),
+      greatest(smooth({.element = kBf16, .head_dim_qk = 128, .head_dim_v = 64})),
+      greatest(smooth({.element = kBf16, .head_dim_qk = 64, .head_dim_v = 64, .is_packed = true})),
+      greatest(centered(with_groups(of_rounding(rows, kF16, 64, 0, true), kBlocks), 64)),
+      greatest(centered(with_groups(of_rounding(rows, kF16, 64, 0), kBlocks), 64)),
+      greatest(rotated(for_sm80({.element = kBf16, .head_dim_qk = 128}))),
+      greatest(rotated(for_sm80({.element = kBf16, .head_dim_qk = 64}))),
+      greatest(rotated(for_sm80({.element = kBf16, .head_dim_qk = 64, .is_packed = true}))),
       rotated(of_rounding(lanes, kF16, 64, 64)), rotated(of_rounding(given, kBf16, 128, 128)),
       rotated(with_groups(of_rounding(lanes, kBf16, 128, 128), {32, 8, 64, true, all})),
-      rotated(smooth(for_sm80({.element = kF16, .head_dim_qk = 64, .head_dim_v = 64}))),
-      rotated({.element = kBf16, .head_dim_qk = 128}),
-      rotated(smooth({.element = kBf16, .head_dim_qk = 64, .head_dim_v = 64, .is_packed = true}))>(
-      spec, run);
+      greatest(rotated(smooth(for_sm80({.element = kF16, .head_dim_qk = 64, .head_dim_v = 64})))),
+      greatest(rotated({.element = kBf16, .head_dim_qk = 128})),
+      greatest(rotated(smooth(
+          {.element = kBf16, .head_dim_qk = 64, .head_dim_v = 64, .is_packed = true})))>(spec, run);
 }
 
 /// run.operator()<spec>() of the spec, which is a constant there.
@@ -151,12 +164,20 @@ void with_spec(const QuantizeKvSpec& spec, const Run& run) {
                                          .head_dim_qk = head_dim,
                                          .head_dim_v = head_dim_v,
                                          .is_packed = true};
-        if (spec.rounds_q) {
-          return spec.is_packed ? run.template operator()<for_sm80(kPacked)>()
-                                : run.template operator()<for_sm80(kDense)>();
+        if (!spec.keeps_greatest_scale) {  // beside programs: of dense bf16
+          if (spec.is_packed || element != Element::bf16)
+            throw std::out_of_range("no such rounding");
+          if constexpr (element == Element::bf16) {
+            return spec.rounds_q ? run.template operator()<for_sm80(kDense)>()
+                                 : run.template operator()<kDense>();
+          }
         }
-        return spec.is_packed ? run.template operator()<kPacked>()
-                              : run.template operator()<kDense>();
+        if (spec.rounds_q) {
+          return spec.is_packed ? run.template operator()<greatest(for_sm80(kPacked))>()
+                                : run.template operator()<greatest(for_sm80(kDense))>();
+        }
+        return spec.is_packed ? run.template operator()<greatest(kPacked)>()
+                              : run.template operator()<greatest(kDense)>();
       };
       return spec.head_dim_v == 0    ? of_v.template operator()<0>()
              : spec.head_dim_v == 64 ? of_v.template operator()<64>()

@@ -181,6 +181,17 @@ namespace {
 /// What lies in workspace before a call.
 constexpr unsigned char kGarbage = 0x5A;
 
+/// Rows that attention of a call has lost.
+void run_lost_rows(const std::string& label, cuda::LostRowsLaunch& launch,
+                   const cuda::ForwardLaunch& call, Emulation& emulation) {
+  if (launch.num_ctas == 0) return;
+  launch.params.call.captures = call.params.captures;
+  emulation.is_dependent = launch.overlaps;
+  emulation.launch({.x = launch.num_ctas}, cuda::kLostRowsThreads, 0,
+                   [&] { cuda::lost_rows_named(label).run(launch.params); });
+  emulation.is_dependent = false;
+}
+
 /// Hopper's forward, of whichever candidate, and what comes before it.
 template <typename Kernel>
 void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
@@ -217,6 +228,7 @@ void run_hopper_plan(const Run& run, const cuda::ForwardPlan& plan,
       std::ranges::count_if(words, [](std::int32_t next) { return next != kGarbage * 0x01010101; });
   if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
   clear_rows(call.common, emulation);
+  run_lost_rows(run.label, call.lost, call.common, emulation);
   emulation.expect_launched(call.launches(plan));
 }
 
@@ -259,6 +271,7 @@ void run_sm80_quantized(const Run& run, Emulation& emulation) {
                    [&] { cuda::sm80_quantized_named(run.label)(call.params); });
   emulation.is_dependent = false;
   if (plan.spec->is_split) join_splits(run, plan, call.common, emulation);
+  run_lost_rows(run.label, call.lost, call.common, emulation);
   emulation.expect_launched(call.launches(plan));
 }
 

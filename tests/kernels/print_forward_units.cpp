@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "cuda/forward/attention_forward.hpp"
+#include "cuda/forward/lost_rows.hpp"
 #include "cuda/forward/numbers_of_codes.hpp"
 #include "cuda/forward/quantize_kv.hpp"
 #include "kernels/choice_cases.hpp"
@@ -166,16 +167,32 @@ void print_amds(std::ofstream& out) {
       table);
 }
 
+/// The kernel behind one that loses rows, of the same programs.
+void print_lost_rows(const std::string& label, const cuda::ForwardPlan& plan, std::ofstream& out,
+                     std::string& table) {
+  const auto spec = cuda::lost_rows_spec(plan);
+  if (!spec) return;
+  out << "namespace fovea::cuda {\n" << print_spec(*spec, "lost_" + label) << "}\n";
+  table += fmt::format(
+      "  {{\"{0}\", [](const LostRowsParams& p) {{ lost_rows<lost_{0}, Mods_{0}>(p); }}}},\n",
+      label);
+}
+
 void print_quantizeds(std::ofstream& out) {
-  std::string table;
-  for (const auto& each : testing::hopper_quantized_cases())
-    print_hopper(each.label, testing::problem_of_case(each), out, table);
+  std::string table, lost;
+  for (const auto& each : testing::hopper_quantized_cases()) {
+    const cuda::ForwardPlan plan =
+        testing::plan_of(each.label, testing::problem_of_case(each), cuda::typical_device(9, 0));
+    print(each.label, plan, out, table);
+    print_lost_rows(each.label, plan, out, lost);
+  }
   std::string of_caches;
   for (const auto& each : testing::hopper_rounded_cache_cases()) {
     const ForwardProblem problem = testing::problem_of_cache(each.problem);
     const cuda::ForwardPlan plan =
         testing::plan_of(each.label, problem, cuda::typical_device(9, 0));
     print(each.label, plan, out, table);
+    print_lost_rows(each.label, plan, out, lost);
     const std::string spec = "rounding_" + each.label;
     out << "namespace fovea::cuda {\n"
         << print_spec(cuda::quantize_kv_spec(plan.spec.as<cuda::Sm90ForwardSpec>()), spec) << "}\n";
@@ -187,14 +204,17 @@ void print_quantizeds(std::ofstream& out) {
   std::string rounded;
   for (const auto& each : testing::sm80_quantized_cases()) {
     const cuda::DeviceTraits device = testing::rounding_device(each.quant);
-    print(each.label, testing::plan_of(each.label, testing::problem_of_case(each), device), out,
-          rounded);
+    const cuda::ForwardPlan plan =
+        testing::plan_of(each.label, testing::problem_of_case(each), device);
+    print(each.label, plan, out, rounded);
+    print_lost_rows(each.label, plan, out, lost);
   }
   out << fmt::format(
       "namespace fovea::cuda {{\ninline constexpr EmulatedHopper kQuantizeds[] = {{\n{}}};\n"
       "inline constexpr EmulatedSm80Quantized kSm80Quantizeds[] = {{\n{}}};\n"
-      "inline constexpr EmulatedCacheRounding kCacheRoundings[] = {{\n{}}};\n}}\n",
-      table, rounded, of_caches);
+      "inline constexpr EmulatedCacheRounding kCacheRoundings[] = {{\n{}}};\n"
+      "inline constexpr EmulatedLostRows kLostRows[] = {{\n{}}};\n}}\n",
+      table, rounded, of_caches, lost);
 }
 
 }  // namespace

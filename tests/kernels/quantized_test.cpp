@@ -475,10 +475,11 @@ CaseMemory memory_of_scores(const Case& problem, double size) {
   return memory;
 }
 
-void expect_scores_of(const Case& problem, double size) {
+void expect_scores_of(const Case& problem, double size, Runner run = run_quantized,
+                      const cuda::DeviceTraits& device = sectioned_hopper()) {
   SCOPED_TRACE(problem.label + " of " + std::to_string(size));
   CaseMemory memory = memory_of_scores(problem, size);
-  expect_out_and_lse(memory.args(), problem, run_quantized, sectioned_hopper());
+  expect_out_and_lse(memory.args(), problem, run, device);
 }
 
 /// From where arguments of exp2 are exact to the largest floats that products of q and k may be.
@@ -493,6 +494,62 @@ TEST(EmulatedQuantized, FiniteScoresOfAnySizeGiveFiniteRows) {
 TEST(EmulatedQuantized, FiniteScoresOfAnySizeGiveFiniteRowsBesideAllElse) {
   for (const char* label : {"coded_packed", "coded_infinite", "coded_padded", "smooth_full_d128"})
     expect_scores_of(case_named(label), 1e4);
+}
+
+/// Of some rows scores are so large that the kernel behind attention computes them, of those beside them they are not.
+void expect_lost_rows(Case problem, double size, Runner run = run_quantized,
+                      const cuda::DeviceTraits& device = sectioned_hopper()) {
+  SCOPED_TRACE(problem.label);
+  CaseMemory memory(problem);
+  fill_rows(memory.q, 1 << 20U, [&](std::int64_t row) { return row % 37 == 3 ? size : 1 / size; });
+  fill_rows(memory.k, 1 << 24U, [&](std::int64_t) { return size; });
+  memory.poison_outputs();
+  expect_out_and_lse(memory.args(), problem, run, device);
+}
+
+/// Sequences, passes over values, rotations.
+TEST(EmulatedQuantized, RowsLostBesideP16AreComputedBehind) {
+  for (const char* label : {"quantized_packed", "quantized_infinite", "rotated_causal_d128"})
+    expect_lost_rows(case_named(label), 1e4);
+}
+
+/// Splits of grouped heads with sinks, sequences, dropout, values without their mean.
+TEST(EmulatedSm80Quantized, LostRowsAreComputedBehind) {
+  for (const char* label :
+       {"summed_few", "rounded_packed", "rounded_infinite", "smooth_rows_full_d64"}) {
+    const Case problem = sm80_case_named(label);
+    expect_lost_rows(problem, 1e4, run_sm80_quantized, rounding_device(problem.quant));
+  }
+}
+
+/// References say which rows are lost: of natural scores, of a line.
+TEST(EmulatedQuantized, RowsLostBesideProgramsAreComputedBehind) {
+  for (const char* label : {"coded_formula", "coded_alibi"})
+    expect_lost_rows(case_named(label), 1e5);
+}
+
+/// Of sequences whose keys a cache holds as codes, in pages: all rows.
+TEST(EmulatedRoundedCaches, LostRowsAreComputedBehind) {
+  constexpr float kScale = 1e6F;
+  NamedCacheCase each = cache_case_named("hopper_rounded_nan_in_codes");
+  each.problem.seqlens = {150, 130};
+  each.problem.seqlen_q = 70;
+  CacheMemory memory(each.problem);
+  AttentionDecode decode = memory.args();
+  decode.softmax_scale = kScale;
+  const CacheCall call(each.problem, decode);
+  if (each.problem.appends()) append_to_cache({.cache = decode.cache, .append = call.append});
+  Emulation emulation;
+  run_quantized(call.on(each.label, sectioned_hopper()), emulation);
+  EXPECT_EQ(emulation.findings, "");
+  for (std::int64_t i = 0; i < each.problem.batch(); ++i) {
+    AttentionForward dense = memory.dense(i);
+    dense.softmax_scale = kScale;
+    const reference::ForwardResult expected = reference::attention_forward(dense);
+    const Tolerances allowed = tolerances(dense, expected, ComputeDtype::bf16);
+    EXPECT_EQ(difference({"out", memory.rows_of(decode.out, i), expected.out, allowed.out}), "");
+    EXPECT_EQ(difference({"lse", memory.lse_of(decode.lse, i), expected.lse, allowed.lse}), "");
+  }
 }
 
 /// A key that is not finite is so to whoever sees it, and to nobody else.

@@ -15,6 +15,7 @@
 #include "cuda/forward/choices.hpp"
 #include "cuda/forward/kernels.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/lost_rows.hpp"
 #include "cuda/forward/numbers_of_codes.hpp"
 #include "cuda/forward/quantize_kv.hpp"
 #include "cuda/forward/sm100.hpp"
@@ -181,6 +182,8 @@ PlannedKernels planned_kernels(const ForwardPlan& plan) {
   if (team != nullptr && team->multiplies_codes)
     std::ranges::move(quantize_kv_kernels(quantize_kv_spec(*team, plan.quant)),
                       std::back_inserter(kernels));
+  if (const auto lost = lost_rows_spec(plan))
+    kernels.push_back({KernelRole::lost_rows, lost_rows_text(plan, *lost)});
   if (const auto* fp4 = plan.spec.get_if<Fp4ForwardSpec>())
     std::ranges::move(fp4_rounding_kernels(Sm120ForwardFp4::rounding_spec(*fp4)),
                       std::back_inserter(kernels));

@@ -54,7 +54,7 @@ Parts parts_of(const QuantizeKvSpec& spec, const ForwardProblem& f) {
                                                    : tiles * spec.head_dim_v * kQuantizedTile;
   const std::int64_t heads = f.num_sequences * f.num_heads_kv;
   const std::int64_t mean_bytes = heads *
-                                  key_mean_floats(spec.head_dim_qk, keeps_greatest_scale(spec)) *
+                                  key_mean_floats(spec.head_dim_qk, spec.keeps_greatest_scale) *
                                   std::int64_t{sizeof(float)};
   const std::int64_t num_channels = heads * spec.head_dim_v;
   const std::int64_t num_scales = has_channel_scales(spec) ? num_channels
@@ -174,7 +174,8 @@ QuantizeKvSpec quantize_kv_spec(const Sm90ForwardSpec& attention) {
           .has_packed_q = attention.has_packed_q,
           .k_codes = attention.k_codes,
           .v_codes = attention.v_codes,
-          .keeps_v = is_cached && !attention.sums_codes};
+          .keeps_v = is_cached && !attention.sums_codes,
+          .keeps_greatest_scale = reads_greatest_scale(attention)};
 }
 
 QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& quant) {
@@ -194,7 +195,8 @@ QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& q
           .rotates = quant.hadamard,
           .smooths_v = attention.smooths_v,
           .centers_v = attention.smooths_v && !attention.sums_codes,
-          .takes_codes = attention.takes_codes};
+          .takes_codes = attention.takes_codes,
+          .keeps_greatest_scale = attention.loses_far_rows() && reads_greatest_scale(attention)};
 }
 
 QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {

@@ -44,7 +44,8 @@ struct SpecText<QuantizeKvSpec> {
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, has_packed_q),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, k_codes),
                                        FOVEA_SPEC_MEMBER(QuantizeKvSpec, v_codes),
-                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, keeps_v)};
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, keeps_v),
+                                       FOVEA_SPEC_MEMBER(QuantizeKvSpec, keeps_greatest_scale)};
 };
 
 /// Parts of a workspace begin at multiples of this.

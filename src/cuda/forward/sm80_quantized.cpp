@@ -67,6 +67,10 @@ std::size_t codes_at(const TeamSpec& spec, const ForwardProblem& f) {
   return part_bytes(static_cast<std::int64_t>(Sm80Forward::scratch_bytes(spec, f)));
 }
 
+std::size_t notes_at(const TeamSpec& spec, const ForwardProblem& f) {
+  return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec, f.problem.quant), f);
+}
+
 /// Rows of elements: [batch, heads, rows, width] in memory, packed [heads, rows, width].
 BshdParam rows_of_heads(const void* data, std::int64_t width, std::int64_t num_heads,
                         std::int64_t rows, bool is_packed) {
@@ -118,7 +122,7 @@ std::vector<TeamSpec> Sm80ForwardQuantized::alternatives(const ForwardProblem& f
 }
 
 std::size_t Sm80ForwardQuantized::scratch_bytes(const TeamSpec& spec, const ForwardProblem& f) {
-  return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec, f.problem.quant), f);
+  return notes_at(spec, f) + note_bytes(spec, f);
 }
 
 Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const ForwardPlan& plan,
@@ -133,6 +137,8 @@ Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const
                                        static_cast<std::byte*>(workspace) + codes_at(spec, f));
   launch.quantize.overlaps = plan.device.compute_capability() >= kFirstThatOverlaps;
   launch.quantize.take_scales(args);
+  place_notes(spec, given, static_cast<std::byte*>(workspace) + notes_at(spec, f), launch.quantize);
+  launch.lost = lost_rows_launch(plan, given, launch.quantize);
   const QuantizeKvParams& codes = launch.quantize.params;
   launch.params.rounded = {.q = given.q,
                            .k = given.k,
@@ -142,7 +148,8 @@ Sm80QuantizedLaunch Sm80ForwardQuantized::prepare(const ForwardProblem& f, const
                            .value_codes = codes.v.codes,
                            .values = codes.v.beside,
                            .log2_p_max = std::log2(f.problem.quant.p_max),
-                           .reciprocal_of_p_max = 1 / f.problem.quant.p_max};
+                           .reciprocal_of_p_max = 1 / f.problem.quant.p_max,
+                           .notes = codes.notes};
   ForwardParams& p = launch.params.common = given;
   const bool is_packed = spec.is_varlen;
   p.q = pairs_of_codes(codes.q.codes, spec, p.num_heads_q, is_packed ? p.total_q : p.seqlen_q);
@@ -166,6 +173,7 @@ KernelLaunches Sm80QuantizedLaunch::launches(const ForwardPlan& plan) const {
   main.is_pdl = has_codes && quantize.overlaps;
   all.add(main);
   common.add_combine(plan, all);
+  if (lost.num_ctas > 0) lost.add_to(all);
   return all;
 }
 

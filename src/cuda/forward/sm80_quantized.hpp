@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/device/shared/forward_params_sm80.h"
+#include "cuda/forward/lost_rows.hpp"
 #include "cuda/forward/quantize_kv.hpp"
 #include "cuda/forward/sm80.hpp"
 
@@ -18,8 +19,10 @@ struct Sm80QuantizedLaunch {
   ForwardLaunch common{};
   QuantizeKvLaunch quantize{};
   Sm80QuantizedParams params{};
+  LostRowsLaunch lost{};
 
-  /// Range tables, the codes, the kernel, which starts while the one before it ends, what joins splits.
+  /// Range tables, the codes, the kernel, which starts while the one before it ends, what joins splits, rows of very
+  /// large scores.
   KernelLaunches launches(const ForwardPlan& plan) const;
 };
 

@@ -345,7 +345,8 @@ Sm90Launch persistent_launch(const Sm90ForwardSpec& spec, const ForwardProblem& 
       .quantized = {},
       .values = {},
       .k_scale = {},
-      .v_scale = {}};
+      .v_scale = {},
+      .notes = nullptr};
   launch.counter.counter = launch.params.next_tile;
   return launch;
 }
@@ -397,6 +398,7 @@ KernelLaunches Sm90Launch::launches(const ForwardPlan& plan) const {
   main.is_pdl = has_counter || quantize.num_ctas > 0;
   all.add(main);
   common.add_combine(plan, all);
+  if (lost.num_ctas > 0) lost.add_to(all);
   return all;
 }
 

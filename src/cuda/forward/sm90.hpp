@@ -14,6 +14,7 @@
 #include "cuda/forward/attention_forward.hpp"
 #include "cuda/forward/candidates.hpp"
 #include "cuda/forward/launch.hpp"
+#include "cuda/forward/lost_rows.hpp"
 #include "cuda/forward/numbers_of_codes.hpp"
 #include "cuda/forward/quantize_kv.hpp"
 #include "cuda/params/tensor_maps.hpp"
@@ -47,9 +48,11 @@ struct Sm90Launch {
   bool has_counter = false;      // params.next_tile is read, and must be cleared
   QuantizeKvLaunch quantize;     // where the spec multiplies codes
   NumbersOfCodesLaunch numbers;  // where it multiplies numbers that codes of a cache become before
+  LostRowsLaunch lost;           // where it multiplies codes, and loses rows of very large scores
 
   /// Range tables, the counter of row tiles, codes or numbers of K and V, where they are made, the kernel, then the
-  /// combine kernel of splits. The kernel starts while the one before it ends, and so does the combine kernel.
+  /// combine kernel of splits, and rows of very large scores. The kernel starts while the one before it ends, and so do
+  /// those behind it.
   KernelLaunches launches(const ForwardPlan& plan) const;
   /// The first two, whatever comes between them and the kernel.
   void add_before(KernelLaunches& all) const;

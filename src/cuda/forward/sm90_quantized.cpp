@@ -90,8 +90,8 @@ std::optional<Refusal> refuses_cache(const ForwardProblem& f) {
 }
 
 std::optional<Refusal> refuses_rounded_bytes(const ForwardProblem& f) {
-  const std::size_t bytes =
-      quantized_bytes(quantize_kv_spec(Sm90ForwardQuantized::choose(f, {})), f);
+  const Sm90ForwardSpec spec = Sm90ForwardQuantized::choose(f, {});
+  const std::size_t bytes = quantized_bytes(quantize_kv_spec(spec), f);
   if (bytes <= kMostBytes) return std::nullopt;
   return Refusal{
       fmt::format("rounded keys and values take {} bytes of workspace, as long as sequences may "
@@ -102,6 +102,10 @@ std::optional<Refusal> refuses_rounded_bytes(const ForwardProblem& f) {
 std::size_t codes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
   const auto bytes = static_cast<std::int64_t>(Sm90Forward::scratch_bytes(spec, f));
   return part_bytes(bytes);
+}
+
+std::size_t notes_at(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
+  return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec), f);
 }
 
 }  // namespace
@@ -189,7 +193,7 @@ bool Sm90ForwardQuantized::reads(const AttentionForward& args, const GrownCache*
 
 std::size_t Sm90ForwardQuantized::scratch_bytes(const Sm90ForwardSpec& spec,
                                                 const ForwardProblem& f) {
-  return codes_at(spec, f) + quantized_bytes(quantize_kv_spec(spec), f);
+  return notes_at(spec, f) + note_bytes(spec, f);
 }
 
 namespace {
@@ -226,6 +230,10 @@ Sm90Launch Sm90ForwardQuantized::prepare(const ForwardProblem& f, const ForwardP
   launch.params.k = map_of_key_codes(encode, launch.quantize);
   launch.params.quantized = launch.quantize.params.k.beside;
   if (cache != nullptr) launch.quantize.take_cache(launch.common.params, cache->cache);
+  place_notes(spec, launch.common.params, static_cast<std::byte*>(workspace) + notes_at(spec, f),
+              launch.quantize);
+  launch.params.notes = launch.quantize.params.notes;
+  launch.lost = lost_rows_launch(plan, launch.common.params, launch.quantize);
   if (cache != nullptr && !spec.sums_codes)
     launch.params.v =
         map_of_kept_values(encode, launch.quantize, spec.tile_kv, sm90_panel_elements(spec));

@@ -29,6 +29,18 @@ FOVEA_DEVICE bool is_far_row(float row_scale, float greatest_key_scale) {
   return row_scale * greatest_key_scale >= kFarUnit;
 }
 
+/// References of rows, in octaves, from which on what is taken off is rounded too coarsely: by 1/4 of an octave where P
+/// is codes; elsewhere by 4, which elements of 16 bits bear.
+template <bool sums_codes>
+inline constexpr float kFarReference = sums_codes ? 0x1p22F : 0x1p26F;
+template <bool sums_codes>
+FOVEA_DEVICE bool is_far_reference(float reference) {
+  // Those of rows with huge scores (common/online_softmax.cuh) are in another unit, and exact.
+  constexpr float kLeastHuge = kHugeScore * kHugeUnit;
+  const float size = ptx::abs_ftz(reference);
+  return size >= kFarReference<sums_codes> && size < kLeastHuge;
+}
+
 /// What a sum of products of codes starts at, so that it is a float: products of e4m3 are floats as they stand.
 constexpr float sum_origin(Codes codes) { return codes == Codes::int8 ? kIntegerOrigin : 0.0F; }
 

@@ -224,7 +224,7 @@ struct QuantizeK {
     for (int d = 0; d < 8; ++d)
       ptx::st_shared(sum_at(warp * kRows + lane / kLanes, channel + d), sum[d]);
     ptx::sync_threads();
-    if (keeps_greatest_scale(spec) && thread == kHeadDim)
+    if (spec.keeps_greatest_scale && thread == kHeadDim)
       ptx::st_global(mean_at(sequence, head) + kHeadDim, 0.0F);
     if (thread >= kHeadDim) return;
     double all = 0;
@@ -286,7 +286,7 @@ struct QuantizeK {
   FOVEA_DEVICE_MEMBER float* mean_at(std::int32_t sequence, std::int32_t kv_head) const {
     return const_cast<float*>(p.beside.mean) +
            (std::int64_t{sequence} * p.num_heads_kv + kv_head) *
-               key_mean_floats(kHeadDim, keeps_greatest_scale(spec));
+               key_mean_floats(kHeadDim, spec.keeps_greatest_scale);
   }
 
   // ---- codes ----
@@ -362,7 +362,7 @@ struct QuantizeK {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       ptx::st_global(to + part * kScalesOfTile + warp, groups[part]);
-      if constexpr (keeps_greatest_scale(spec)) {
+      if constexpr (spec.keeps_greatest_scale) {
         ptx::red_max_global(
             reinterpret_cast<std::uint32_t*>(mean_at(tile.sequence, tile.head) + kHeadDim),
             ptx::bit_cast<std::uint32_t>(ptx::abs(groups[part].scale)));

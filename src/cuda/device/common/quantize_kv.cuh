@@ -29,10 +29,20 @@ struct QuantizeParams<spec, true> {
   }
 };
 
+/// By all CTAs.
+FOVEA_DEVICE void clear_notes(const QuantizeKvParams& p) {
+  const std::int64_t step = std::int64_t{ptx::grid_dim().x} * kQuantizeThreads;
+#pragma unroll 1
+  for (std::int64_t i = std::int64_t{ptx::block_idx().x} * kQuantizeThreads + ptx::thread_idx().x;
+       i < p.num_notes; i += step)
+    ptx::st_global(p.notes + i, 0U);
+}
+
 template <QuantizeKvSpec spec>
 FOVEA_DEVICE void mean_of_keys(const typename QuantizeParams<spec>::Type& p) {
   using Params = QuantizeParams<spec>;
   ptx::griddepcontrol_launch_dependents();  // they wait for the mean
+  clear_notes(p);
   std::int32_t number = ptx::block_idx().x;
   if constexpr (looks_at_values(spec)) {
     const std::int32_t num_heads = p.k.num_heads_kv * p.k.num_sequences;

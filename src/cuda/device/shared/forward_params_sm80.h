@@ -22,6 +22,7 @@ struct RoundedOperands {
   QuantizedValues values;
   float log2_p_max,
       reciprocal_of_p_max;  // of the greatest code of a probability, where exponentials are rounded
+  std::uint32_t* notes;     // of rows that are lost (lost_rows.h)
 };
 
 struct Sm80QuantizedParams {

@@ -42,6 +42,7 @@ struct Sm90ForwardParams {
   // Where V is: likewise. v is a map of rows of kQuantizedTile codes, tiles one below the other, of boxes of a tile.
   QuantizedValues values;
   ScaleParam k_scale, v_scale;  // of a cache of codes
+  std::uint32_t* notes;         // of rows that are lost (lost_rows.h)
 };
 
 /// What sm90/attention_forward_short takes.

@@ -42,6 +42,10 @@ struct ForwardSpec {
   bool operator==(const ForwardSpec&) const = default;
 };
 
+/// Of products of codes: are rows far from 0 by their scale and the greatest one of their head's keys
+/// (common/code_units.cuh)? Of scores that a program has read, or that are scaled one by one, references say it.
+constexpr bool reads_greatest_scale(const ForwardSpec& spec) { return !spec.is_prescaled; }
+
 /// sm80/attention_forward, and what team/ is compiled for elsewhere.
 struct TeamSpec : ForwardSpec {
   bool keeps_queries = false;  // Q in registers, for warps of 16 rows
@@ -60,6 +64,11 @@ struct TeamSpec : ForwardSpec {
   bool smooths_v = false;  // V comes without its mean (quantize_v.h), codes or not
   Instructions instructions = Instructions::sm80;
 
+  /// Rows far from 0 are noted, and computed again by the kernel behind this one (lost_rows.h). Where exponentials are
+  /// rounded none is lost.
+  constexpr bool loses_far_rows() const {
+    return multiplies_codes && !rounds_exponentials(rounding);
+  }
   bool operator==(const TeamSpec&) const = default;
 };
 
@@ -134,6 +143,8 @@ struct Sm90ForwardSpec : ForwardSpec {
   /// exponentials otherwise beside a walk for them, and full tiles take 2 to 5 % longer. Nor over a cache: beside the
   /// walk twice as much spills at head_dim 128, in the loop over full tiles too.
   constexpr bool takes_far_rows() const { return sums_codes && !is_prescaled && !is_cached; }
+  /// They are noted there, and computed again by the kernel behind this one (lost_rows.h).
+  constexpr bool loses_far_rows() const { return multiplies_codes && !takes_far_rows(); }
   bool operator==(const Sm90ForwardSpec&) const = default;
 };
 
@@ -467,9 +478,11 @@ constexpr std::int32_t sm90_qk_bytes(const Sm90ForwardSpec& spec) {
   return spec.multiplies_codes ? 1 : element_bytes(spec.element);
 }
 
-/// Of the mean of keys, where those are codes, and their greatest scale where P is codes too.
+/// Of the mean of keys in shared memory, where those are codes; and their greatest scale, where P is codes too. Where
+/// it is not, who stores rows reads it from memory: means 16 bytes longer than a power of two, and ptxas has another
+/// order of exponentials in the loops of those who read them.
 constexpr std::int32_t sm90_mean_bytes(const Sm90ForwardSpec& spec) {
-  return 4 * key_mean_floats(spec.head_dim_qk, spec.sums_codes);
+  return 4 * key_mean_floats(spec.head_dim_qk, spec.sums_codes && reads_greatest_scale(spec));
 }
 
 /// Rows of ones below a tile of values that are codes: their sums are those of P, ready in all lanes.
@@ -488,10 +501,11 @@ struct Sm90ForwardLayout {
   std::int32_t num_slots, slot_bytes;
   std::int32_t q_bytes;  // of a group: Q, later O
 
-  std::int32_t q;        // [q stage][group]
-  std::int32_t q_codes;  // [q stage][group] where Q becomes codes
-  std::int32_t q_mean;   // [q stage][group] the mean of its keys, floats, which arrives with Q
-  std::int32_t of_mean;  // [q stage][group] what its rows' scores lack then, a float each
+  std::int32_t q;            // [q stage][group]
+  std::int32_t q_codes;      // [q stage][group] where Q becomes codes
+  std::int32_t q_mean;       // [q stage][group] the mean of its keys, floats, which arrives with Q
+  std::int32_t of_mean;      // [q stage][group] what its rows' scores lack then, a float each
+  std::int32_t size_of_row;  // [q stage][group] how far from 0 its rows are, a float each
   std::int32_t
       has_far;         // [q stage][group] whether a warp has rows that are far from 0, a word each
   std::int32_t k, v;   // [stage]
@@ -558,6 +572,7 @@ constexpr Sm90ForwardLayout sm90_forward_layout(const Sm90ForwardSpec& spec) {
   at.misses = room.take(16 * 2 * groups);
   at.kv_tiles = room.take(8 * spec.stages);
   at.of_mean = room.take(codes * 64 * 4);
+  at.size_of_row = room.take(spec.loses_far_rows() ? codes * 64 * 4 : 0);
   at.has_far = room.take(spec.takes_far_rows() ? codes * 4 * 4 : 0);
   at.pages = room.take(4 * sm90_page_words(spec));
   at.redo_list = room.take(4 * 2);

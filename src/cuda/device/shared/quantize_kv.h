@@ -38,6 +38,8 @@ struct QuantizeKvSpec {
   bool is_cached = false, is_paged = false, has_packed_q = false;
   Codes k_codes = Codes::none, v_codes = Codes::none;
   bool keeps_v = false;
+  // The greatest scale of a head's keys goes behind their mean: attention reads it, to know rows that are far from 0.
+  bool keeps_greatest_scale = false;
 
   bool operator==(const QuantizeKvSpec&) const = default;
 };
@@ -59,18 +61,15 @@ constexpr bool writes_values(const QuantizeKvSpec& spec) {
   return spec.head_dim_v > 0 && (spec.writes_numbers || spec.centers_v || spec.keeps_v);
 }
 
-/// The greatest scale of a head's keys, behind their mean: Hopper's attention asks for it where P is codes, and rounds
-/// Q.
-constexpr bool keeps_greatest_scale(const QuantizeKvSpec& spec) {
-  return !spec.rounds_q && spec.head_dim_v > 0 && !writes_values(spec);
-}
-
 struct QuantizeKvParams {
   QuantizeKParams k;
   QuantizeVParams v;
   QuantizeQParams q;
   // Of all sequences and heads, 0 where the operand is not rounded here: CTAs of Q, of V, then of K.
   std::int32_t num_tiles_of_q, num_tiles_of_v;
+  // Words that become 0: attention notes there which rows it loses (lost_rows.h)
+  std::uint32_t* notes;
+  std::int64_t num_notes;
 };
 
 /// Where K and V lie in a cache: its call, and the scales of its codes.

@@ -23,6 +23,11 @@ constexpr std::int32_t key_of_byte(std::int32_t byte) {
   return byte / 16 * 16 + byte % 4 / 2 * 8 + byte % 16 / 4 * 2 + byte % 2;
 }
 
+/// Of a key of a tile, the byte.
+constexpr std::int32_t byte_of_key(std::int32_t key) {
+  return key / 16 * 16 + key % 8 / 2 * 4 + key / 8 % 2 * 2 + key % 2;
+}
+
 /// Of what is not finite; attention looks at the given number then. No number has this code.
 inline constexpr std::uint32_t kNanCode = 0x7f;
 /// 1 in e4m3.

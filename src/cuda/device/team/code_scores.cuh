@@ -18,6 +18,7 @@
 #include "common/code_units.cuh"
 #include "common/float_constants.cuh"
 #include "common/given_product.cuh"
+#include "common/lost_row_notes.cuh"
 #include "common/row_view.cuh"
 #include "common/tile_walk.cuh"
 #include "ptx/cp_async.cuh"
@@ -59,7 +60,12 @@ struct CodeScores<spec, true> {
   FOVEA_DEVICE_MEMBER void keep(const Team<spec>& team) const {
     if (team.lane < T::kWarpRows) {
       const RowView<spec> row = team.row_at(team.warp * T::kWarpRows + team.lane);
-      ptx::st_shared(row_at(team, team.lane), beside_row(row));
+      const QuantizedRow beside = beside_row(row);
+      ptx::st_shared(row_at(team, team.lane), beside);
+      if constexpr (spec.loses_far_rows() && reads_greatest_scale(spec)) {
+        if (is_far_row(beside.scale * team.p.softmax_scale_log2, greatest_key_scale(row)))
+          note_lost_row(rounded->notes, row);
+      }
     }
     if (team.warp != 0 || team.lane != 0) return;
     const std::int64_t tile = first_tile(team);
@@ -130,6 +136,14 @@ struct CodeScores<spec, true> {
     const QuantizedRows& beside = rounded->rows;
     return ptx::ld_global(beside.rows + sequence.q_batch * beside.batch_stride +
                           row.q_head * beside.head_stride + sequence.q_row + row.q_idx);
+  }
+  /// Of the keys of a row's head; 0 where it sees none.
+  FOVEA_DEVICE_MEMBER float greatest_key_scale(const RowView<spec>& row) const {
+    const Work& work = row.work;
+    if (work.sequence.is_trailing) return 0.0F;
+    constexpr int kHeadDim = 2 * spec.head_dim_qk;
+    const std::int64_t head = std::int64_t{work.sequence.idx} * row.p.num_heads_kv + work.kv_head;
+    return ptx::ld_global(rounded->keys.mean + head * key_mean_floats(kHeadDim, true) + kHeadDim);
   }
   FOVEA_DEVICE QuantizedRow row_of(const Team<spec>& team, int i, int half) {
     return ptx::ld_shared<QuantizedRow>(row_at(team, i * 16 + half * 8 + team.lane / 4));

@@ -2,6 +2,8 @@
 // sm80/attention_forward.cuh; read passes.cuh next.
 #pragma once
 
+#include "common/code_units.cuh"
+#include "common/lost_row_notes.cuh"
 #include "common/online_softmax.cuh"
 #include "common/passes.cuh"
 #include "common/row_view.cuh"
@@ -193,6 +195,10 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass
     result.factor = 1;
   } else if (r.exists && end.team.lane % 4 == mine) {
     r.store_values(result.lse, row.sum, finish_row_max(row_max, row.sum, unit));
+    if constexpr (spec.loses_far_rows() && !reads_greatest_scale(spec)) {
+      if (!is_huge(row.origin) && is_far_reference<spec.sums_codes>(row.origin * kLog2E))
+        note_lost_row(sums.scores.codes.rounded->notes, r);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {

@@ -105,8 +105,9 @@ class TmaCopies {
     const std::int32_t sequence = least(rows.batch, c.num_sequences - 1);
     const std::int32_t pair = sequence * c.num_heads_kv + rows.q_head / c.group;
     ptx::mbarrier_expect_tx(full, kBytes);
+    constexpr std::int32_t kApart = key_mean_floats(spec.head_dim_qk, reads_greatest_scale(spec));
     ptx::cp_async_bulk_load(cta_.mean_at(stage, group),
-                            cta_.p.quantized.mean + std::int64_t{pair} * (kBytes / 4), kBytes, full,
+                            cta_.p.quantized.mean + std::int64_t{pair} * kApart, kBytes, full,
                             ptx::CachePolicy::evict_normal);
   }
 

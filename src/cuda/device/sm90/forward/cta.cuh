@@ -203,6 +203,10 @@ struct Cta : RoleWarp {
   FOVEA_DEVICE_MEMBER SharedAddress of_mean_at(int stage, int row) const {
     return smem + T::kAt.of_mean + 4 * (stage * 64 * T::kGroups + row);
   }
+  /// How far from 0 a row is: its scale or, beside programs, its reference.
+  FOVEA_DEVICE_MEMBER SharedAddress size_of_row_at(int stage, int row) const {
+    return smem + T::kAt.size_of_row + 4 * (stage * 64 * T::kGroups + row);
+  }
   /// Of all keys of the head.
   FOVEA_DEVICE_MEMBER SharedAddress greatest_key_scale_at(int stage, int group) const {
     return mean_at(stage, group) + 4 * spec.head_dim_qk;

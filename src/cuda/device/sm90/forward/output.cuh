@@ -105,6 +105,10 @@ struct Output {
         lse = result.lse;
       }
     }
+    if constexpr (spec.loses_far_rows() && !reads_greatest_scale(spec)) {
+      if (warp.cta.lane % 4 == 0)
+        ptx::st_shared(warp.cta.size_of_row_at(q_stage, warp.row(r)), done.reference[r]);
+    }
     if (warp.cta.lane % 4 == 0 && row.exists) {
       float greatest =
           finish_row_max(done.greatest[r], sum, ScoreUnit<spec, Mods>::natural(common()));

@@ -15,7 +15,7 @@
 // A row that holds NaN or infinity is not rounded: its scale is 0, its codes are zeros.
 //
 // Where rows may be far from 0 (common/code_units.cuh), whichever keys they see, output.cuh is told, and has their row
-// tile computed again by a walk that is made for them.
+// tile computed again by a walk that is made for them; or the kernel behind this one is (common/lost_rows.cuh).
 #pragma once
 
 #include "common/code_units.cuh"
@@ -82,7 +82,7 @@ struct QueryCodes {
       reciprocal[r] = is_given[r] ? 0.0F : ptx::div_rn(1.0F, rows.scale[r]);
       // Rows that there are not do not matter, and are finite.
       if (is_given[r] && exists(work, r)) rows.scale[r] = 0.0F;
-      keep_of_mean(r, rows.of_mean[r]);
+      keep_beside(r, {rows.scale[r], rows.of_mean[r]});
     }
 #pragma unroll 1
     for (int i = 0; i < kChunks; ++i) {
@@ -108,8 +108,12 @@ struct QueryCodes {
       ptx::st_shared(warp.cta.has_far_at(stage, warp.group, warp.idx), has_far);
   }
 
-  FOVEA_DEVICE_MEMBER void keep_of_mean(int r, float of_mean) const {
-    if (warp.cta.lane % 4 == 0) ptx::st_shared(warp.cta.of_mean_at(stage, warp.row(r)), of_mean);
+  /// And what says whether the row is far, where the kernel behind this one takes such.
+  FOVEA_DEVICE_MEMBER void keep_beside(int r, const RoundedRow& row) const {
+    if (warp.cta.lane % 4 != 0) return;
+    ptx::st_shared(warp.cta.of_mean_at(stage, warp.row(r)), row.of_mean);
+    if constexpr (spec.loses_far_rows() && reads_greatest_scale(spec))
+      ptx::st_shared(warp.cta.size_of_row_at(stage, warp.row(r)), row.scale);
   }
 
   // Note: loops of this are not unrolled, or the compiler holds chunks of both rows at once.
@@ -133,7 +137,7 @@ struct QueryCodes {
       for (int i = 0; i < kChunks; ++i) store(r, i, x[i], reciprocal);
       // Rows that there are not do not matter, and are finite.
       const RoundedRow row{is_given && exists(work, r) ? 0.0F : scale, is_given ? 0.0F : of_mean};
-      keep_of_mean(r, row.of_mean);
+      keep_beside(r, row);
 #pragma unroll
       for (int each = 0; each < 2; ++each) {
         rows.scale[each] = each == r ? row.scale : rows.scale[each];

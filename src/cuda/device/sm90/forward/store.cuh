@@ -1,9 +1,14 @@
-// Finished tiles to memory: one warp, by TMA where that can write them and all rows of a group are the sequence's.
+// Finished tiles to memory: one warp, by TMA where that can write them and all rows of a group are the sequence's. It
+// notes which rows are lost (common/lost_rows.cuh).
 #pragma once
 
+#include "common/code_units.cuh"
+#include "common/lost_row_notes.cuh"
+#include "common/row_view.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/warp.cuh"
 #include "sm90/forward/cta.cuh"
 #include "sm90/values_of_pass.cuh"
 
@@ -31,10 +36,13 @@ struct Store {
         continue;
       }
       const SequencePlace place = cta.place_of(rows);
+      [[maybe_unused]] Work work;
+      if constexpr (spec.loses_far_rows()) work = cta.work_of(rows);
       cta.done_with(rows);
       for (int group = 0; group < T::kGroups; ++group) {
         const int i = q.stage * T::kGroups + group;
         cta.await(cta.barrier(T::kAt.o_full, i), q.parity);
+        if constexpr (spec.loses_far_rows()) note_lost_rows(work, group);
         if constexpr (!T::kWritesSums) {  // else by those who compute them
           const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
           if (is_indicator(pass)) {
@@ -53,6 +61,39 @@ struct Store {
   }
 
  private:
+  /// Of a group. Here, where nothing waits: in the loops of those who compute ptxas keeps the order of exponentials.
+  FOVEA_DEVICE_MEMBER void note_lost_rows(const Work& work, int group) const {
+    const float greatest = reads_greatest_scale(spec) ? greatest_key_scale(work) : 0.0F;
+#pragma unroll 1
+    for (int row = 64 * group + cta.lane; row < 64 * group + 64; row += 32) {
+      if (is_lost(row, greatest))
+        note_lost_row(cta.p.notes, RowView<spec>(cta.p.common, work, row));
+    }
+    ptx::sync_warp();  // whoever gives the buffer back speaks for all lanes
+  }
+
+  /// Of all keys of the head; rows behind the last sequence have none.
+  FOVEA_DEVICE_MEMBER float greatest_key_scale(const Work& work) const {
+    if (work.sequence.is_trailing) return 0.0F;
+    const std::int64_t head =
+        std::int64_t{work.sequence.idx} * cta.p.common.num_heads_kv + work.kv_head;
+    return ptx::ld_global(cta.p.quantized.mean + head * key_mean_floats(spec.head_dim_qk, true) +
+                          spec.head_dim_qk);
+  }
+
+  FOVEA_DEVICE_MEMBER bool is_lost(int row, float greatest) const {
+    const auto size = ptx::ld_shared<float>(cta.size_of_row_at(q.stage, row));
+    const float scale = cta.p.common.softmax_scale_log2;
+    if constexpr (reads_greatest_scale(spec)) {
+      return is_far_row(size * scale, greatest);
+    } else {
+      // What a row's scores have in common counts as well, where codes are made of what is above it.
+      const float of_mean = ptx::ld_shared<float>(cta.of_mean_at(q.stage, row));
+      return is_far_reference<spec.sums_codes>(size) ||
+             is_far_reference<spec.sums_codes>(of_mean * scale);
+    }
+  }
+
   FOVEA_DEVICE_MEMBER void store(const RowTile& rows, const SequencePlace& place, int group,
                                  int i) const {
     const typename T::OTile out{cta.q_at(q.stage, group)};
