@@ -7,6 +7,11 @@
 namespace fovea::cuda {
 namespace {
 
+std::size_t bytes_of_notes(const ForwardProblem& f) {
+  const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
+  return part_bytes(num_note_words(rows * f.num_heads_q) * std::int64_t{sizeof(std::uint32_t)});
+}
+
 LostRowsSpec row_of(const ForwardSpec& attention) {
   LostRowsSpec spec{attention};
   spec.tile_q = spec.heads_per_tile = 1;
@@ -59,6 +64,18 @@ jit::KernelText lost_rows_text(const ForwardPlan& plan, const LostRowsSpec& spec
           fmt::format("common/lost_rows {} d{}", name(spec.element), spec.head_dim_qk)};
 }
 
+std::size_t note_bytes(const TeamSpec& spec, const ForwardProblem& f) {
+  return spec.loses_far_rows() ? bytes_of_notes(f) : 0;
+}
+
+std::size_t note_bytes(const Sm90ForwardSpec& spec, const ForwardProblem& f) {
+  if (!leaves_row_scales(spec)) return spec.loses_far_rows() ? bytes_of_notes(f) : 0;
+  const std::int64_t lists = f.num_heads_q * (f.is_varlen ? 1 : f.num_sequences);
+  return part_bytes(
+      lists * std::int64_t{sizeof(float)} *
+      num_row_scales(f.is_varlen, f.num_sequences, f.is_varlen ? f.total_q : f.seqlen_q));
+}
+
 std::int64_t num_rows_of_heads(const ForwardSpec& spec, const ForwardParams& call) {
   const bool is_packed = spec.is_varlen || spec.has_packed_q;
   return call.num_heads_q *
@@ -70,7 +87,7 @@ LostRowsLaunch lost_rows_launch(const ForwardPlan& plan, const ForwardParams& ca
   LostRowsLaunch launch;
   launch.overlaps = rounded.overlaps;
   const QuantizeCacheParams& written = rounded.params;
-  if (written.num_notes == 0 || rounded.num_ctas == 0) return launch;
+  if (written.notes == nullptr || rounded.num_ctas == 0) return launch;
   launch.params = {.call = call,
                    .rounded = written,
                    .k_scale = written.k_scale,

@@ -32,16 +32,18 @@ struct SpecText<LostRowsSpec> {
 std::optional<LostRowsSpec> lost_rows_spec(const ForwardPlan& plan);
 jit::KernelText lost_rows_text(const ForwardPlan& plan, const LostRowsSpec& spec);
 
+/// In the place of notes (device/shared/lost_rows.h).
+constexpr bool leaves_row_scales(const TeamSpec&) { return false; }
+constexpr bool leaves_row_scales(const Sm90ForwardSpec& spec) {
+  return spec.loses_far_rows() && reads_greatest_scale(spec);
+}
+
 /// Rows of all heads of a call.
 std::int64_t num_rows_of_heads(const ForwardSpec& spec, const ForwardParams& call);
 
-/// Of workspace, for notes; 0 where `spec` loses no row.
-template <typename Spec>
-std::size_t note_bytes(const Spec& spec, const ForwardProblem& f) {
-  if (!spec.loses_far_rows()) return 0;
-  const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
-  return part_bytes(num_note_words(rows * f.num_heads_q) * std::int64_t{sizeof(std::uint32_t)});
-}
+/// Of workspace, for notes or, of Hopper's kernel without programs, scales of rows; 0 where `spec` loses no row.
+std::size_t note_bytes(const TeamSpec& spec, const ForwardProblem& problem);
+std::size_t note_bytes(const Sm90ForwardSpec& spec, const ForwardProblem& problem);
 
 /// Gives `rounding`, the launch before attention, room for notes to clear.
 template <typename Spec>
@@ -49,7 +51,8 @@ void place_notes(const Spec& spec, const ForwardParams& call, std::byte* to,
                  QuantizeKvLaunch& rounding) {
   if (!spec.loses_far_rows()) return;
   rounding.params.notes = reinterpret_cast<std::uint32_t*>(to);
-  rounding.params.num_notes = num_note_words(num_rows_of_heads(spec, call));
+  if (!leaves_row_scales(spec))
+    rounding.params.num_notes = num_note_words(num_rows_of_heads(spec, call));
 }
 
 struct LostRowsLaunch {

@@ -29,6 +29,19 @@ FOVEA_DEVICE void note_lost_row(std::uint32_t* notes, const RowView<spec>& row) 
   ptx::red_or_global(notes, 1U);
 }
 
+/// Of row q_idx of a sequence, the place of its scale.
+template <auto spec>
+FOVEA_DEVICE std::int64_t place_of_row_scale(const ForwardParams& p, std::int32_t sequence,
+                                             std::int64_t q_row, std::int32_t q_head,
+                                             std::int32_t q_idx) {
+  constexpr bool kIsPacked = kCountsPackedRows<spec>;
+  const std::int64_t of_list =
+      num_row_scales(kIsPacked, p.num_sequences, kIsPacked ? p.total_q : p.seqlen_q);
+  if constexpr (kIsPacked)
+    return q_head * of_list + first_packed_tile(sequence, q_row) * kQuantizedTile + q_idx;
+  return (std::int64_t{sequence} * p.num_heads_q + q_head) * of_list + q_idx;
+}
+
 FOVEA_DEVICE bool is_noted(const std::uint32_t* notes, std::int64_t number) {
   return (ptx::ld_global(notes + 1 + number / 32) >> (number % 32) & 1U) != 0;
 }

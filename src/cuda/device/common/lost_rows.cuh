@@ -25,7 +25,6 @@
 #include "common/hadamard.cuh"
 #include "common/lost_row_notes.cuh"
 #include "common/online_softmax.cuh"
-#include "common/packed_row.cuh"
 #include "common/passes.cuh"
 #include "common/round_to_codes.cuh"
 #include "common/row_view.cuh"
@@ -39,6 +38,16 @@
 
 namespace fovea::cuda {
 
+/// Of a packed row, in each lane. Offsets that decrease give some sequence.
+FOVEA_DEVICE std::int32_t sequence_of_row(const ForwardParams& p, std::int64_t row) {
+  std::int32_t first = 0, end = p.num_sequences;
+  while (end - first > 1) {
+    const std::int32_t middle = first + (end - first) / 2;
+    (index_at(p.cu_seqlens_q, middle) <= row ? first : end) = middle;
+  }
+  return first;
+}
+
 /// The sequence, head and query of the row of this number.
 template <LostRowsSpec spec>
 FOVEA_DEVICE Work work_of_row(const ForwardParams& p, std::int64_t number) {
@@ -50,8 +59,7 @@ FOVEA_DEVICE Work work_of_row(const ForwardParams& p, std::int64_t number) {
   work.kv_head = work.q_head / p.group;
   Sequence& s = work.sequence;
   if constexpr (kIsPacked) {
-    s.idx = last_sequence(p.num_sequences,
-                          [&](std::int64_t idx) { return index_at(p.cu_seqlens_q, idx) <= row; });
+    s.idx = sequence_of_row(p, row);
     const PackedRows queries = packed_rows(p.cu_seqlens_q, s.idx, p.total_q);
     s.q_row = queries.begin;
     s.seqlen_q = queries.count;
@@ -422,19 +430,38 @@ class LostRow {
   float out_[kColumns] = {};
 };
 
+/// Whether attention has left scales of rows, and no notes.
+template <LostRowsSpec spec>
+inline constexpr bool kHasRowScales = !spec.has_query_codes && reads_greatest_scale(spec);
+
+/// In each lane.
+template <LostRowsSpec spec>
+FOVEA_DEVICE bool is_lost_row(const LostRowsParams& p, std::int64_t number) {
+  if constexpr (!kHasRowScales<spec>) return is_noted(p.notes, number);
+  const Work work = work_of_row<spec>(p.call, number);
+  const Sequence& s = work.sequence;
+  if (work.q_begin >= s.seqlen_q || s.seqlen_kv == 0) return false;
+  const auto scale = ptx::bit_cast<float>(ptx::ld_global(
+      p.notes + place_of_row_scale<spec>(p.call, s.idx, s.q_row, work.q_head, work.q_begin)));
+  const std::int64_t head = std::int64_t{s.idx} * p.call.num_heads_kv + work.kv_head;
+  const float greatest = ptx::ld_global(
+      p.rounded.k.beside.mean + head * key_mean_floats(spec.head_dim_qk, true) + spec.head_dim_qk);
+  return is_far_row(scale * p.call.softmax_scale_log2, greatest);
+}
+
 /// A warp looks at rows that lie as many apart as there are warps, so that neighbours, which are lost together, are of
 /// different ones.
 template <LostRowsSpec spec, class Mods>
 FOVEA_DEVICE void lost_rows(const LostRowsParams& p) {
   ptx::griddepcontrol_wait();
-  if (ptx::ld_global(p.notes) == 0) return;
+  if (!kHasRowScales<spec> && ptx::ld_global(p.notes) == 0) return;
   const std::int64_t num_warps = std::int64_t{ptx::grid_dim().x} * (kLostRowsThreads / 32);
   const std::int64_t warp =
       std::int64_t{ptx::block_idx().x} * (kLostRowsThreads / 32) + ptx::warp_idx();
 #pragma unroll 1
   for (std::int64_t first = warp; first < p.num_rows; first += 32 * num_warps) {
     const std::int64_t mine = first + ptx::lane_idx() * num_warps;
-    ptx::LaneMask lost = ptx::ballot(mine < p.num_rows && is_noted(p.notes, mine));
+    ptx::LaneMask lost = ptx::ballot(mine < p.num_rows && is_lost_row<spec>(p, mine));
 #pragma unroll 1
     for (; lost != 0; lost &= lost - 1) {
       const Work work = work_of_row<spec>(p.call, first + lowest_bit(lost) * num_warps);

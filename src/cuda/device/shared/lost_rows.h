@@ -14,6 +14,15 @@ namespace fovea::cuda {
 /// [num_heads_q, total_q].
 constexpr std::int64_t num_note_words(std::int64_t num_rows) { return 1 + (num_rows + 31) / 32; }
 
+/// Where scores stay codes Hopper's kernel leaves scales of rows in the place of notes: floats, as many of each list of
+/// rows, [batch, num_heads_q] or packed [num_heads_q]. Tiles of packed rows are counted as those of codes are, and a
+/// tile may be cut.
+constexpr std::int64_t num_row_scales(bool is_packed, std::int64_t num_sequences,
+                                      std::int64_t rows) {
+  const std::int64_t tiles = (rows + kQuantizedTile - 1) / kQuantizedTile;
+  return (is_packed ? first_packed_tile(num_sequences, rows) + 2 : tiles) * kQuantizedTile;
+}
+
 /// Head dims are those of codes, and of V as it lies in workspace. A row is a tile.
 struct LostRowsSpec : ForwardSpec {
   bool has_query_codes = false;  // Q was rounded before attention; else it is here

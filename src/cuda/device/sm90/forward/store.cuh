@@ -5,6 +5,7 @@
 #include "common/code_units.cuh"
 #include "common/lost_row_notes.cuh"
 #include "common/row_view.cuh"
+#include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tma.cuh"
@@ -37,12 +38,16 @@ struct Store {
       }
       const SequencePlace place = cta.place_of(rows);
       [[maybe_unused]] Work work;
-      if constexpr (spec.loses_far_rows()) work = cta.work_of(rows);
+      if constexpr (kNotesLostRows) work = cta.work_of(rows);
       cta.done_with(rows);
       for (int group = 0; group < T::kGroups; ++group) {
         const int i = q.stage * T::kGroups + group;
         cta.await(cta.barrier(T::kAt.o_full, i), q.parity);
-        if constexpr (spec.loses_far_rows()) note_lost_rows(work, group);
+        if constexpr (kNotesLostRows) note_lost_rows(work, group);
+        if constexpr (kLeavesRowScales) {
+          if (ptx::elect_one()) leave_row_scales(rows, place, group);
+          ptx::sync_warp();
+        }
         if constexpr (!T::kWritesSums) {  // else by those who compute them
           const std::int32_t left = place.seqlen_q - rows.idx * spec.tile_q - 64 * group;
           if (is_indicator(pass)) {
@@ -61,37 +66,38 @@ struct Store {
   }
 
  private:
-  /// Of a group. Here, where nothing waits: in the loops of those who compute ptxas keeps the order of exponentials.
+  /// Beside programs references say which rows are lost. Elsewhere scales do, and the kernel behind this one compares
+  /// them: whatever else this warp does with memory, ptxas has another order of exponentials in the loops of those who
+  /// compute.
+  static constexpr bool kNotesLostRows = spec.loses_far_rows() && !reads_greatest_scale(spec);
+  static constexpr bool kLeavesRowScales = spec.loses_far_rows() && reads_greatest_scale(spec);
+  static_assert(!kLeavesRowScales || spec.tile_q == kQuantizedTile);
+
+  /// Of a group, by one lane.
+  FOVEA_DEVICE_MEMBER void leave_row_scales(const RowTile& rows, const SequencePlace& place,
+                                            int group) const {
+    const std::int32_t first = rows.idx * spec.tile_q + 64 * group;
+    const std::int64_t at =
+        place_of_row_scale<spec>(cta.p.common, rows.batch, place.q_row, rows.q_head, first);
+    ptx::cp_async_bulk_store(cta.p.notes + at, cta.size_of_row_at(q.stage, 64 * group), 64 * 4);
+    ptx::cp_async_bulk_commit_group();
+    ptx::cp_async_bulk_wait_group_read<0>();
+  }
+
   FOVEA_DEVICE_MEMBER void note_lost_rows(const Work& work, int group) const {
-    const float greatest = reads_greatest_scale(spec) ? greatest_key_scale(work) : 0.0F;
 #pragma unroll 1
     for (int row = 64 * group + cta.lane; row < 64 * group + 64; row += 32) {
-      if (is_lost(row, greatest))
-        note_lost_row(cta.p.notes, RowView<spec>(cta.p.common, work, row));
+      if (is_lost(row)) note_lost_row(cta.p.notes, RowView<spec>(cta.p.common, work, row));
     }
     ptx::sync_warp();  // whoever gives the buffer back speaks for all lanes
   }
 
-  /// Of all keys of the head; rows behind the last sequence have none.
-  FOVEA_DEVICE_MEMBER float greatest_key_scale(const Work& work) const {
-    if (work.sequence.is_trailing) return 0.0F;
-    const std::int64_t head =
-        std::int64_t{work.sequence.idx} * cta.p.common.num_heads_kv + work.kv_head;
-    return ptx::ld_global(cta.p.quantized.mean + head * key_mean_floats(spec.head_dim_qk, true) +
-                          spec.head_dim_qk);
-  }
-
-  FOVEA_DEVICE_MEMBER bool is_lost(int row, float greatest) const {
-    const auto size = ptx::ld_shared<float>(cta.size_of_row_at(q.stage, row));
-    const float scale = cta.p.common.softmax_scale_log2;
-    if constexpr (reads_greatest_scale(spec)) {
-      return is_far_row(size * scale, greatest);
-    } else {
-      // What a row's scores have in common counts as well, where codes are made of what is above it.
-      const float of_mean = ptx::ld_shared<float>(cta.of_mean_at(q.stage, row));
-      return is_far_reference<spec.sums_codes>(size) ||
-             is_far_reference<spec.sums_codes>(of_mean * scale);
-    }
+  /// What a row's scores have in common counts as well: codes are made of what is above it.
+  FOVEA_DEVICE_MEMBER bool is_lost(int row) const {
+    const auto reference = ptx::ld_shared<float>(cta.size_of_row_at(q.stage, row));
+    const auto of_mean = ptx::ld_shared<float>(cta.of_mean_at(q.stage, row));
+    return is_far_reference<spec.sums_codes>(reference) ||
+           is_far_reference<spec.sums_codes>(of_mean * cta.p.common.softmax_scale_log2);
   }
 
   FOVEA_DEVICE_MEMBER void store(const RowTile& rows, const SequencePlace& place, int group,
