@@ -1,5 +1,5 @@
-// The kernel behind attention of eight bits that computes rows of very large scores again: for which specs there is one,
-// and its launch. Read device/common/lost_rows.cuh for the kernel.
+// The kernel behind attention of eight bits that computes rows of very large scores again: for which specs there is
+// one, and its launch. Read device/common/lost_rows.cuh for the kernel.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Notes of rows that attention of eight bits loses, for the kernel behind it (common/lost_rows.cuh). Splits of a row may
-// all note it.
+// What attention of eight bits leaves of the rows that it loses, for the kernel behind it (common/lost_rows.cuh): notes,
+// which splits of a row may all set, or the scales of all rows.
 #pragma once
 
 #include "common/row_view.cuh"

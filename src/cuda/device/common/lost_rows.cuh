@@ -1,6 +1,6 @@
 // Rows that attention of eight bits has lost, once more: those whose scores are so large that the arithmetic of its
-// loops, f32 and one fma for each score, does not hold them (common/code_units.cuh). A kernel behind it, so that nothing
-// of this stands in its loops. Where no row is noted it reads one word and ends.
+// loops, f32 and one fma for each score, does not hold them (common/code_units.cuh). A kernel behind it, so that
+// nothing of this stands in its loops. Where no row is lost it reads one word, or the scale of each row, and ends.
 //
 //   s_j = (code_i · code_j) scale_i scale_g  in f64, less q · μ      P_j = 2^(s_j - m), in f32, or its code of e4m3
 //
@@ -244,8 +244,8 @@ class LostRow {
     return natural * kLog2EInF64 - common_part();
   }
 
-  /// Sums of products of codes are below 2^24, so f32 holds them. Each kLanes lanes multiply a key; a lane keeps that of
-  /// its own.
+  /// Sums of products of codes are below 2^24, so f32 holds them. Each kLanes lanes multiply a key; a lane keeps that
+  /// of its own.
   FOVEA_DEVICE_MEMBER double product_of_codes(std::int32_t first) const {
     const int lane = ptx::lane_idx();
     const std::int32_t last = work_.sequence.seqlen_kv - 1;
