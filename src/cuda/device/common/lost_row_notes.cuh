@@ -1,4 +1,4 @@
-// What attention of eight bits leaves of the rows that it loses, for the kernel behind it (common/lost_rows.cuh): notes,
+// What attention of eight bits leaves of rows that it loses, for the kernel behind it (common/lost_rows.cuh): notes,
 // which splits of a row may all set, or the scales of all rows.
 #pragma once
 
