@@ -9,7 +9,7 @@ from . import _abi
 from ._arrays import Array, check_writable, framework_of
 from ._attention import _shape as shape_of, keep_template, lse_shape, make_outputs, out_spec
 from ._calls import Builder, Template, offset
-from ._forward import Arguments, add_forward, gather, resolved
+from ._forward import Arguments, _flag, _whole, add_forward, check_choice, gather, resolved
 from ._library import address_of
 from ._prepared import PreparedPlan, is_on_host, kept_features, spec_beside
 from .errors import InvalidArgument
@@ -77,6 +77,9 @@ class Rotary(NamedTuple):
     positions_q: Array | None = None
 
 
+_CACHE_DTYPES = ("f32", "f16", "bf16", "i8", "e4m3")
+
+
 def kv_cache(
     like: Array,
     batch: int,
@@ -112,11 +115,17 @@ def kv_cache(
     Raises
     ------
     InvalidArgument
-        `like` is an array of JAX, whose arrays cannot be written, or `page_size` is below 1.
+        `like` is an array of JAX, whose arrays cannot be written, `page_size` is below 1, a size below 0, or `dtype` none of these.
     """
     framework = framework_of(like, "kv_cache", "like")
     if framework.name == "jax":
         raise InvalidArgument("kv_cache: like is an array of JAX, whose arrays cannot be written; expected one of NumPy or PyTorch")
+    if dtype is not None:
+        check_choice(dtype, "dtype", _CACHE_DTYPES, "kv_cache")
+    sizes = {"batch": batch, "capacity": capacity, "num_heads_kv": num_heads_kv, "head_dim": head_dim}
+    for name, size in sizes.items():
+        if _whole(size, name, "kv_cache") < 0:
+            raise InvalidArgument(f"kv_cache: {name} is {size}; expected >= 0")
     table = None
     rows = (batch, capacity)
     if page_size is not None:
@@ -235,7 +244,8 @@ def _decode_call(
 ) -> _CacheCall:
     if features.get("layout", "bshd") != "bshd":
         raise InvalidArgument(f"{function}: layout is {features['layout']!r}; expected 'bshd', the layout of caches")
-    if shared_prefix < 0:
+    sees_all_keys, max_seqlen_q = _flag(sees_all_keys, "sees_all_keys", function), _whole(max_seqlen_q, "max_seqlen_q", function)
+    if _whole(shared_prefix, "shared_prefix", function) < 0:
         raise InvalidArgument(f"{function}: shared_prefix is {shared_prefix}; expected >= 0")
     given = _cache_arguments(cache, append_k, append_v, append_cu_seqlens, rotary, function)
     if cu_seqlens is not None:

@@ -53,8 +53,8 @@ struct ProgramArgument {
   std::string name, text_name;  // the fields
 };
 
-/// How many indices of a call go along a dimension of what a word reads. Of rows and keys a tensor may have more, as a table
-/// for the longest has.
+/// How many indices of a call go along a dimension of what a word reads. Of rows and keys a tensor may have more, as a
+/// table for the longest has.
 struct Axis {
   std::int64_t extent;
   bool is_exact = false;

@@ -28,7 +28,7 @@ constexpr std::array<DtypeCode, 9> kDtypes = {{
     {kDLFloat8_e4m3fn, 8, Dtype::e4m3},
 }};
 
-/// As the dtypes that tensors may have are written: f64, u16, complex64; a code of DLPack that is no family of these by its number.
+/// As the dtypes that tensors may have are written: f64, u16, complex64; other families by their code of DLPack.
 std::string spelled(const DLDataType& dtype) {
   const std::string bits = std::to_string(dtype.bits);
   switch (dtype.code) {

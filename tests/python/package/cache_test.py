@@ -119,6 +119,13 @@ def test_refusals_name_the_argument() -> None:
         fovea.decode(q, cache, quant="fp8_static")
     with pytest.raises(fovea.InvalidArgument, match="page_size is 0"):
         fovea.kv_cache(q, 2, 4, 2, 32, page_size=0)
+    with pytest.raises(fovea.InvalidArgument, match="kv_cache: dtype is 'f64'; expected one of 'f32', 'f16', 'bf16', 'i8', 'e4m3'"):
+        fovea.kv_cache(q, 2, 4, 2, 32, dtype="f64")
+    with pytest.raises(fovea.InvalidArgument, match="kv_cache: capacity is -4; expected >= 0"):
+        fovea.kv_cache(q, 2, -4, 2, 32)
+    for name, value in {"sees_all_keys": "no", "max_seqlen_q": 4.5, "shared_prefix": None}.items():
+        with pytest.raises(fovea.InvalidArgument, match=f"decode: {name} is {value!r}; expected"):
+            fovea.decode(q, cache, **{name: value})
     with pytest.raises(fovea.InvalidArgument, match="4"):
         fovea.append_to_cache(cache, k, v)  # eight tokens where there is room for four
 
