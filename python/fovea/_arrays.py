@@ -280,6 +280,8 @@ def _torch_framework(torch: Any) -> Framework:
     dtypes = {name: getattr(torch, long_name, None) for name, long_name in _LONG_NAMES.items()}
 
     def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
+        if like.is_nested:
+            raise InvalidArgument("q is a nested tensor; expected a dense one: packed rows, values() of a jagged one, with cu_seqlens, its offsets()")
         return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtypes[dtype])
 
     def stream(like: Array) -> int:

@@ -51,6 +51,17 @@ def test_tensors_without_memory_are_refused() -> None:
         fovea.attention(q, k, v.to_sparse())
 
 
+def test_nested_tensors_are_refused_and_their_rows_are_packed_sequences() -> None:
+    parts = [torch.randn(length, 2, 8) for length in (3, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    with pytest.raises(fovea.InvalidArgument, match=r"q is a nested tensor; expected a dense one: packed rows, values\(\) .*cu_seqlens"):
+        fovea.attention(nested, nested, nested)
+    rows, offsets = nested.values(), nested.offsets()
+    out = fovea.attention(rows, rows, rows, cu_seqlens=offsets)
+    for part, got in zip(parts, out.split([3, 5])):
+        assert torch.equal(got, fovea.attention(*[part[None]] * 3)[0])
+
+
 def test_a_cache_of_tensors() -> None:
     q, k, v = tensors()
     cache = fovea.kv_cache(q, 2, 80, 2, 32, head_dim_v=24, page_size=16)
