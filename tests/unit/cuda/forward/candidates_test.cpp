@@ -590,13 +590,13 @@ TEST(ForwardCandidates, CodesOfProbabilitiesRunOnHopper) {
   const ForwardPlan plan = chosen(with_recipe(shape, "fast"), 9, 0);
   EXPECT_EQ(plan.candidate, kQuantized);
   EXPECT_EQ(plan.spec->head_dim_v, 128);
-  // Without what fallbacks take.
-  const auto scratch_bytes = [&shape](const char* recipe) {
+  const auto bytes_of_codes = [&shape](const char* recipe) {
     const ForwardProblem f = validate(with_recipe(shape, recipe), "test");
     const DeviceTraits hopper = typical_device(9, 0);
-    return Sm90ForwardQuantized::scratch_bytes(Sm90ForwardQuantized::choose(f, hopper), f);
+    return quantized_bytes(quantize_kv_spec(Sm90ForwardQuantized::choose(f, hopper)), f);
   };
-  EXPECT_GT(scratch_bytes("fast"), scratch_bytes("accurate") + 2 * 1024 * 2 * 128) << "codes of v";
+  EXPECT_GT(bytes_of_codes("fast"), bytes_of_codes("accurate") + 2 * 1024 * 2 * 128)
+      << "codes of v";
 }
 
 TEST(ForwardCandidates, CodesOfProbabilitiesRunWhereTensorCoresMultiplyThem) {
