@@ -204,6 +204,14 @@ def check_writable(array: Array, name: str, function: str) -> None:
         raise InvalidArgument(f"{function}: {name} is read-only; expected an array that can be written")
 
 
+def check_bias(bias: Array, name: str, function: str) -> None:
+    """Refuses PyTorch's CausalBias, a tensor whose elements nobody has written: its kind says what it means."""
+    variant = getattr(bias, "variant", None)
+    if variant is not None and type(bias).__name__ == "CausalBias":
+        align = "top_left" if variant.name == "UPPER_LEFT" else "bottom_right"
+        raise InvalidArgument(f"{function}: {name} is a CausalBias, which has no elements; expected causal=True, align={align!r} in its place")
+
+
 def element_of(array: Array) -> tuple[int, int, int]:
     """DLPack's code and bits, and the rank, of arrays without memory, too: those of transforms and tracers of PyTorch and JAX."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")

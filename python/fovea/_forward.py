@@ -7,7 +7,7 @@ import operator
 from typing import Any, Callable, NamedTuple, Union
 
 from . import _abi
-from ._arrays import Array, Framework
+from ._arrays import Array, Framework, check_bias
 from ._calls import Builder, offset, word_of_float
 from ._programs import Program, mask_mod as make_mask_mod, score_mod as make_score_mod
 from ._recipes import recipe_text
@@ -235,6 +235,8 @@ def gather(
         mask, mask_program = resolve_mask(mask, mask_mod)
     else:
         mask_program = None
+    if bias is not None:
+        check_bias(bias, "bias", function)
     segments_q, segments_kv = (None, None) if segment_ids is None else _pair(segment_ids, "segment_ids", function)
     if cu_seqlens is None:
         cu_seqlens_q = cu_seqlens_kv = None

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Any, Callable, Literal, Mapping, Union
 
 from . import _abi
-from ._arrays import Array, NotAnArray, element_of, root_module
+from ._arrays import Array, NotAnArray, check_bias, element_of, root_module
 from ._library import check, library, take_text
 from .errors import InvalidArgument
 
@@ -697,6 +697,7 @@ def bias(table: Array) -> Program:
     InvalidArgument
         `table` has another rank or dtype.
     """
+    check_bias(table, "table", "bias")
     return score_mod(f"score + table[{_broadcast_indices(table, 'bias', 'table')}]", table=table)
 
 

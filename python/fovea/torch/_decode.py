@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .._attention import lse_shape
+from .._arrays import check_bias
 from .._cache import CACHE_FIELDS, KvCache, Rotary, append_to_cache as _append_now, decode as _decode_now
 from ..errors import Unsupported
 from ._ops import _joined_masks, _library, _program, _text_and_captures
@@ -195,6 +196,7 @@ def decode(
     if any(value is not None for value in others.values()):
         raise Unsupported(f"decode: {', '.join(others)} in a compiled graph; expected none of them")
     _check_views("decode", append_k is not None and append_v is None)
+    check_bias(bias, "bias", "decode")
     tensors = {
         "append_k": append_k, "append_v": append_v, "append_cu_seqlens": append_cu_seqlens, "cu_seqlens": cu_seqlens,
         "shared_cu_sequences": shared_cu_sequences, "bias": bias, "alibi": alibi, "sinks": sinks,

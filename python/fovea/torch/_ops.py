@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import _abi, _quick
+from .._arrays import check_bias
 from .._attention import lse_shape
 from .._forward import FIELDS, Dropout, gather
 from .._programs import Program, split_lets
@@ -285,6 +286,7 @@ def attention(
     for name, value in (("scale", scale), ("softcap", softcap)):
         if isinstance(value, torch.Tensor):
             raise Unsupported(f"attention: {name} is a tensor in a compiled graph; expected a number (a factor of scores may multiply q)")
+    check_bias(bias, "bias", "attention")
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))

@@ -49,12 +49,20 @@ def check_mask(function: str, attn_mask: Any, scores: tuple[int, ...]) -> None:
         raise InvalidArgument(f"{function}: attn_mask has shape {extents}; expected one that broadcasts to the scores', {scores}")
 
 
+def causal_features(attn_mask: Any) -> dict[str, Any] | None:
+    """What `attention` calls a CausalBias, whose elements nobody has written; None of all else."""
+    if not isinstance(attn_mask, CausalBias):
+        return None
+    is_upper = attn_mask.variant == CausalVariant.UPPER_LEFT
+    return {"causal": True, "align": "top_left" if is_upper else "bottom_right"}
+
+
 def _mask_features(function: str, attn_mask: Any, scores: tuple[int, ...]) -> dict[str, Any]:
     """What `attention` calls a mask over scores [..., num_heads_q, seqlen_q, seqlen_kv]."""
     check_mask(function, attn_mask, scores)
-    if isinstance(attn_mask, CausalBias):  # whose elements nobody has written
-        is_upper = attn_mask.variant == CausalVariant.UPPER_LEFT
-        return {"causal": True, "align": "top_left" if is_upper else "bottom_right"}
+    causal = causal_features(attn_mask)
+    if causal is not None:
+        return causal
     shaped = attn_mask if attn_mask.dim() > 1 else attn_mask.expand(1, -1)
     if shaped.dim() > 3 and len(scores) > 4:  # several batch dimensions are one
         batch = torch.Size(scores[:-3])

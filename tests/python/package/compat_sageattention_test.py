@@ -151,6 +151,19 @@ def test_masks() -> None:
         triton(q, k, v, attn_mask=shown, mask=shown)
 
 
+@pytest.mark.parametrize("name, shift", [("causal_upper_left", 0), ("causal_lower_right", 16)])
+def test_causal_biases_of_pytorch_are_masks(name, shift) -> None:
+    """Tensors whose elements nobody has written: their kind says what they mean."""
+    q, k, v = qkv(48, 64)
+    bias = getattr(pytest.importorskip("torch.nn.attention.bias"), name)(48, 64)
+    expected = exact(q, k, v, torch.ones(48, 64, dtype=torch.bool).tril(shift))[0]
+    for function in (sage.sageattn, sage.sageattn_qk_int8_pv_fp16_triton, sage.sageattn_qk_int8_pv_fp8_cuda_sm90):
+        assert error(function(q, k, v, attn_mask=bias), expected) < 0.05
+    for words in ({"is_causal": True}, {"align": "top_left"}):
+        with pytest.raises(fovea.InvalidArgument, match="sageattn_qk_int8_pv_fp16_triton: attn_mask is a CausalBias beside is_causal or align; expected it alone"):
+            sage.sageattn_qk_int8_pv_fp16_triton(q, k, v, attn_mask=bias, **words)
+
+
 def test_a_float_mask_counts_in_es_on_every_device(monkeypatch) -> None:
     q, k, v = qkv(48, 64)
     added = 2 * draw(48, 64, seed=6)

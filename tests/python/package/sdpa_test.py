@@ -80,6 +80,26 @@ def test_causal_biases_of_pytorch_are_masks(name, is_compiled) -> None:
     assert (got - expected).abs().max() <= 2e-6
 
 
+@pytest.mark.parametrize("name, align", [("causal_upper_left", "top_left"), ("causal_lower_right", "bottom_right")])
+def test_a_causal_bias_is_no_bias(name, align) -> None:
+    q, k = tensors((2, 33, 4, 16), (2, 70, 4, 16))
+    bias = getattr(pytest.importorskip("torch.nn.attention.bias"), name)(33, 70)
+    cache = fovea.KvCache(k, k, torch.full((2,), 70, dtype=torch.int32))
+    refusal = rf"(bias|table) is a CausalBias, which has no elements; expected causal=True, align='{align}' in its place"
+    for function, call in {
+        "attention": lambda: fovea.attention(q, k, k, bias=bias),
+        "Plan.run": lambda: fovea.plan(q, k, k, bias=torch.zeros(33, 70)).run(q, k, k, bias=bias),
+        "decode": lambda: fovea.decode(q, cache, bias=bias),
+        "bias": lambda: fovea.bias(bias),
+    }.items():
+        with pytest.raises(fovea.InvalidArgument, match=f"^{function}: {refusal}"):
+            call()
+    for call in (lambda q: fovea.attention(q, k, k, bias=bias), lambda q: fovea.decode(q, cache, bias=bias)):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="is a CausalBias"):
+            torch.compile(call, backend="eager", fullgraph=True)(q)
+
+
 @pytest.mark.parametrize("shape", [(0, 2, 5, 8), (2, 2, 0, 8), (2, 0, 5, 8), (0, 3, 2, 5, 8)], ids=str)
 def test_nothing_is_no_error(shape) -> None:
     q, k, v = (torch.zeros(shape, requires_grad=True) for _ in range(3))

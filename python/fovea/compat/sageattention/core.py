@@ -13,7 +13,7 @@ import torch
 
 from ..._attention import attention
 from ...errors import Unsupported
-from ...torch._sdpa import check_mask, random_dropout
+from ...torch._sdpa import causal_features, check_mask, random_dropout
 from .._flash import InvalidCall, without_gradient
 
 #: Which kernels upstream has compiled: here none is needed before a call.
@@ -112,9 +112,16 @@ def _features(function: str, q: Any, is_causal: bool, sm_scale: Any, words: dict
         sm_scale = words["scale"]
     if words.get("dropout_p"):
         features["dropout"] = random_dropout(words["dropout_p"], q)
-    if words.get("attn_mask") is not None:
-        _with_mask(function, words["attn_mask"], mask_factor, features)
-    return {"causal": is_causal, "scale": sm_scale, **features}
+    features |= {"causal": is_causal, "scale": sm_scale}
+    mask = words.get("attn_mask")
+    causal = causal_features(mask)
+    if causal is not None:
+        if is_causal or "align" in words:
+            raise InvalidCall(f"{function}: attn_mask is a CausalBias beside is_causal or align; expected it alone")
+        features |= causal
+    elif mask is not None:
+        _with_mask(function, mask, mask_factor, features)
+    return features
 
 
 def _attend_by(function: str, q: Any, k: Any, v: Any, recipe: str, features: dict[str, Any]) -> Any:
@@ -249,8 +256,9 @@ def sageattn(
     """
     function, options = _backend_of(q.device)
     options = {**options, **kwargs}
-    if function is sageattn_qk_int8_pv_fp16_triton and options.get("attn_mask") is not None and options["attn_mask"].dtype != torch.bool:
-        options["attn_mask"] = options["attn_mask"].float() / _LN2  # which counts in powers of two
+    mask = options.get("attn_mask")
+    if function is sageattn_qk_int8_pv_fp16_triton and mask is not None and mask.dtype != torch.bool and causal_features(mask) is None:
+        options["attn_mask"] = mask.float() / _LN2  # which counts in powers of two
     return function(q, k, v, tensor_layout=tensor_layout, is_causal=is_causal, sm_scale=sm_scale, return_lse=return_lse, **options)
 
 
