@@ -83,14 +83,24 @@ static bool read_window(PyObject* value, fovea_attention_forward_args* args) {
          read_window_side(PyTuple_GetItem(value, 1), &args->has_window_right, &args->window_right);
 }
 
+/* 64 bits of a number, signed or not; one of more bits is for Python to refuse. */
+static bool read_bits(PyObject* number, uint64_t* bits) {
+  int overflow = 0;
+  *bits = (uint64_t)PyLong_AsLongLongAndOverflow(number, &overflow);
+  if (overflow <= 0) return overflow == 0;
+  *bits = PyLong_AsUnsignedLongLong(number);
+  if (!PyErr_Occurred()) return true;
+  PyErr_Clear();
+  return false;
+}
+
 /* Numbers are the struct's; arrays of them are inputs. */
 static bool read_seeds(PyObject* seed, PyObject* offset, fovea_dropout* dropout,
                        PyObject** inputs) {
   const bool are_numbers = PyLong_CheckExact(seed) && (offset == NULL || PyLong_CheckExact(offset));
   if (are_numbers) {
-    dropout->seed = PyLong_AsUnsignedLongLongMask(seed);
-    if (offset != NULL) dropout->offset = PyLong_AsUnsignedLongLongMask(offset);
-    return true;
+    return read_bits(seed, &dropout->seed) &&
+           (offset == NULL || read_bits(offset, &dropout->offset));
   }
   inputs[kInputDropoutSeed] = seed;
   inputs[kInputDropoutOffset] = offset;

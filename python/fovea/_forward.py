@@ -25,7 +25,7 @@ class Dropout(NamedTuple):
     p : float
         In [0, 1]; what is kept is scaled by ``1 / (1 - p)``.
     seed, offset : int, or arrays of one i64, rank 0 or [1]
-        Of 64 bits. Arrays on the call's device are read when the call runs: a captured CUDA graph draws anew when they have changed.
+        Of 64 bits, signed or not. Arrays on the call's device are read when the call runs: a captured CUDA graph draws anew when they have changed.
     places : array, [batch + num_heads_q + seqlen_q + seqlen_kv] i32, optional
         Of a part of a problem: where its batch entries, query heads, queries and keys, one list behind the other, stand in the whole, so
         that the part drops what the whole does. Four keys from a multiple of 4 on stand side by side in the whole, from a multiple of 4 on.
@@ -168,6 +168,14 @@ def _whole(value: Any, name: str, function: str) -> int:
         raise InvalidArgument(f"{function}: {name} is {value!r}; expected a whole number") from None
 
 
+def bits_of(value: Any, name: str, function: str) -> int:
+    """A number of 64 bits, signed or not."""
+    number = _whole(value, name, function)
+    if not -(2**63) <= number < 2**64:
+        raise InvalidArgument(f"{function}: {name} is {value!r}; expected a number of 64 bits")
+    return number
+
+
 def _seeds(seed: Any, offset: Any, function: str) -> tuple[int, int, Any, Any]:
     """Numbers for the struct, or arrays that the call reads."""
     are_arrays = [hasattr(value, "__dlpack__") for value in (seed, offset)]
@@ -175,7 +183,7 @@ def _seeds(seed: Any, offset: Any, function: str) -> tuple[int, int, Any, Any]:
         return 0, 0, seed, offset
     if any(are_arrays):
         raise InvalidArgument(f"{function}: one of dropout.seed and dropout.offset is an array; expected two numbers, or two arrays")
-    return _whole(seed, "dropout.seed", function), _whole(offset, "dropout.offset", function), None, None
+    return bits_of(seed, "dropout.seed", function), bits_of(offset, "dropout.offset", function), None, None
 
 
 def check_choice(value: Any, name: str, choices: Any, function: str) -> None:
@@ -245,7 +253,7 @@ def gather(
     drop = dropout_of(dropout, function)
     seed, offset = drop.seed, drop.offset
     seed_array = offset_array = None
-    if type(seed) is not int or type(offset) is not int:
+    if drop is not _NO_DROPOUT:
         seed, offset, seed_array, offset_array = _seeds(seed, offset, function)
     present = 0
     tensors = []

@@ -65,7 +65,7 @@ def kind_of(arguments: Arguments) -> Kind:
     if clash:
         name = clash.pop()
         raise InvalidArgument(f"attention: {name} and an array of that name in score_mod; rename that of the program")
-    seed, offset = arguments.words[:2]
+    seed, offset = (word % 2**64 for word in arguments.words[:2])
     # Programs are their texts: addresses mean nothing in another process.
     static = key._replace(score=0, mask=0)
     score_text, mask_text = ("" if program is None else program.text_with_numbers.replace("\n", " ") for program in (score, mask))

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .. import _abi, _quick
 from .._arrays import check_bias
 from .._attention import lse_shape
-from .._forward import FIELDS, Dropout, gather
+from .._forward import FIELDS, Dropout, bits_of, gather
 from .._programs import Program, split_lets
 from .._trace import torch_mode, trace_in_graph
 from ..errors import Unsupported
@@ -277,6 +277,12 @@ def _joined_masks(mask: Any, mask_mod: Any) -> Any:
     return lambda b, h, q_idx, kv_idx: mask(b, h, q_idx, kv_idx) & mask_mod(b, h, q_idx, kv_idx)
 
 
+def _as_i64(value: int, name: str) -> int:
+    """64 bits as the operator's schema has them: signed."""
+    number = bits_of(value, name, "attention")
+    return number - 2**64 if number >= 2**63 else number
+
+
 def attention(
     q: Any, k: Any, v: Any, *, causal: bool, align: str, window: Any, scale: float | None, softcap: float | None, bias: Any,
     alibi: Any, score_mod: Any, mask: Any, mask_mod: Any, segment_ids: Any, cu_seqlens: Any, sinks: Any, dropout: Any,
@@ -299,6 +305,8 @@ def attention(
     seeds: tuple[Any, Any] = (None, None)
     if isinstance(seed, torch.Tensor):
         seeds, seed, offset = (seed, offset), 0, 0
+    else:
+        seed, offset = _as_i64(seed, "dropout.seed"), _as_i64(offset, "dropout.offset")
     optional = (bias, alibi, None if is_formula else mask, segments[0], segments[1], sinks, offsets[0], offsets[1], *seeds, places)
     for name, tensor in zip(FIELDS[6:], optional):
         if tensor is not None:
@@ -328,7 +336,7 @@ def apply(call: Call, inputs: tuple[Any, ...]) -> tuple[Any, Any]:
     """The operator of a call, for modes that watch operators: fake tensors, tracers, selective checkpoints."""
     key, (score, mask) = call.kind.key, call.programs
     left, right = (None, None) if key.window is None else key.window
-    seed, offset = call.words[:2]
+    seed, offset = map(_as_i64, call.words[:2], ("dropout.seed", "dropout.offset"))
     return torch.ops.fovea.attention(  # type: ignore[no-any-return]
         list(inputs), ",".join(call.kind.names), score.text_with_numbers if score else "", mask.text_with_numbers if mask else "",
         key.causal, key.align, left, right, key.scale, key.softcap, key.dropout_p, seed, offset, key.layout, key.deterministic,

@@ -253,6 +253,20 @@ def test_dropout_is_a_function_of_its_seed() -> None:
     assert np.array_equal(fovea.attention(q, k, v), fovea.attention(q, k, v, dropout=0.0))
 
 
+@pytest.mark.parametrize("place", ["seed", "offset"])
+def test_seeds_of_dropout_have_64_bits(place: str) -> None:
+    q, k, v = qkv()
+
+    def out(number: int) -> np.ndarray:
+        return fovea.attention(q, k, v, dropout=fovea.Dropout(0.5, **{"seed": 1, place: number}))
+
+    np.testing.assert_array_equal(out(-1), out(2**64 - 1))
+    np.testing.assert_array_equal(out(-(2**63)), out(2**63))
+    for number in (2**64, -(2**63) - 1):
+        with pytest.raises(fovea.InvalidArgument, match=rf"^attention: dropout\.{place} is {number}; expected a number of 64 bits$"):
+            out(number)
+
+
 def test_seeds_of_dropout_may_lie_in_arrays() -> None:
     q, k, v = qkv()
     seed, offset = np.int64([7]), np.array(3, np.int64)

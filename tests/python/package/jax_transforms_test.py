@@ -170,6 +170,7 @@ def test_seeds_are_numbers_arrays_and_keys() -> None:
         return fovea.attention(Q, K, V, dropout=(0.5, seed, offset))
 
     np.testing.assert_array_equal(attention(Q, K, V, dropout=(0.5, 7, 3)), dropped(7, 3))
+    np.testing.assert_array_equal(attention(Q, K, V, dropout=(0.5, -7, 2**64 - 3)), dropped(2**64 - 7, -3))
     np.testing.assert_array_equal(attention(Q, K, V, dropout=(0.5, jnp.int32(7), jnp.int32(3))), dropped(7, 3))
     np.testing.assert_array_equal(attention(Q, K, V, dropout=(0.5, jnp.int32(-7))), dropped(2**64 - 7))
     key = jax.random.key(7)

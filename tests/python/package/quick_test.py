@@ -22,7 +22,7 @@ USUAL = {
     "a mask that is a program": {"mask": fovea.causal()},
     "segments": {"segment_ids": (np.zeros((2, 33), np.int32), np.zeros((2, 70), np.int64))},
     "dropout": {"dropout": fovea.Dropout(0.3, 5, 2)},
-    "dropout of two": {"dropout": (0.3, 2**64 + 5)},
+    "dropout of two": {"dropout": (0.3, 2**64 - 5)},
     "dropout from memory": {"dropout": fovea.Dropout(0.3, np.array([5]), np.array([2]))},
     "bits": {"deterministic": False, "cpu_target": PLAIN_TARGET},
 }
@@ -118,6 +118,8 @@ REFUSED = {
     "align": {"align": "middle"},
     "margin": {"sm_margin": -1},
     "dropout": {"dropout": (1.5, 3)},
+    "a seed of 65 bits": {"dropout": (0.5, 2**64)},
+    "an offset of 65 bits": {"dropout": (0.5, 3, -(2**63) - 1)},
     "a seed and an array": {"dropout": (0.5, 3, np.array([1]))},
     "pair": {"segment_ids": (np.zeros((2, 33), np.int32),) * 3},
     "bias": {"bias": np.zeros((70,), np.float32)},

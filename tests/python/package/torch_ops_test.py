@@ -230,6 +230,20 @@ def test_seeds_in_memory() -> None:
     assert not torch.equal(compiled(*given, seed + 1), expected)
 
 
+def test_seeds_of_64_bits_in_a_graph() -> None:
+    torch._dynamo.reset()
+    given = tensors(*SHAPES)
+
+    def call(q, k, v, seed):
+        return fovea.attention(q, k, v, dropout=fovea.Dropout(0.5, seed))
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    for seed in (5, 6, 7, -1, 2**63, 2**64 - 1):  # from the second one on a number of the graph
+        assert torch.equal(compiled(*given, seed), call(*given, seed)), seed
+    with pytest.raises(Exception, match="dropout.seed is 18446744073709551616; expected a number of 64 bits"):
+        compiled(*given, 2**64)
+
+
 def test_autocast_in_a_graph() -> None:
     torch._dynamo.reset()
     given = tensors(*SHAPES)
