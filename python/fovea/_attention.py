@@ -269,11 +269,11 @@ def attention(
         check_writable(row_max, "row_max", "attention")
     out, lse = make_outputs("attention", framework, q, v, out, lse, return_lse, layout)
     arguments = gather(
-        "attention", q, k, v, out, lse, causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias,
+        "attention", q, k, v, out, lse, framework.stream(q), causal=causal, align=align, window=window, scale=scale, softcap=softcap, bias=bias,
         alibi=alibi, score_mod=score_mod, mask=mask, mask_mod=mask_mod, segment_ids=segment_ids, cu_seqlens=cu_seqlens,
         sinks=sinks, dropout=dropout, row_max=row_max, layout=layout, compute_dtype=compute_dtype, cpu_target=cpu_target,
         deterministic=deterministic, sm_margin=sm_margin, quant=quant, accuracy=accuracy, q_scale=q_scale, k_scale=k_scale,
-        v_scale=v_scale, stream=framework.stream(q),
+        v_scale=v_scale,
     )  # fmt: skip
     if framework.prepare is not None:
         arguments, is_recorded = framework.prepare(arguments)
@@ -394,7 +394,7 @@ def differentiate(
 ) -> Gradients:  # fmt: skip
     """Gradients, by a plan or without."""
     framework = framework_of(q, function, "q")
-    arguments = resolved(framework, gather(function, q, k, v, out, lse, stream=framework.stream(q), **features))
+    arguments = resolved(framework, gather(function, q, k, v, out, lse, framework.stream(q), **features))
 
     def beside(array: Array) -> Array:
         return framework.empty(array, _shape(array, "an input", function), None)
@@ -604,7 +604,7 @@ class Plan(PreparedPlan):
                 return result
         features = {**self._features, **changed} if changed else self._features
         out, lse = make_outputs("Plan.run", framework, q, v, out, lse, return_lse, features.get("layout", "bshd"))
-        arguments = gather("Plan.run", q, k, v, out, lse, stream=framework.stream(q), **features)
+        arguments = gather("Plan.run", q, k, v, out, lse, framework.stream(q), **features)
         arguments = resolved(framework, arguments, "Plan.run")
         template = _plan_template(arguments)
         template.invoke(arguments.tensors, (*arguments.words, address, self.workspace_bytes), _PLAN_RUN, self._handle)

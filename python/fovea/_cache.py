@@ -230,6 +230,7 @@ def _decode_call(
     out: Array,
     lse: Array | None,
     stream: int,
+    /,
     *,
     append_k: Array | None = None,
     append_v: Array | None = None,
@@ -252,7 +253,7 @@ def _decode_call(
         features["cu_seqlens"] = (cu_seqlens, None)  # a cache has lengths of its own
     if shared_cu_sequences is not None:
         given["shared_cu_sequences"] = shared_cu_sequences
-    arguments = gather(function, q, cache.k, cache.v, out, lse, stream=stream, **features)
+    arguments = gather(function, q, cache.k, cache.v, out, lse, stream, **features)
     is_interleaved = rotary is not None and rotary.is_interleaved
     return _CacheCall(arguments, given, is_interleaved, sees_all_keys, max_seqlen_q, shared_prefix)
 
@@ -261,7 +262,7 @@ def _append_call(
     function: str, cache: KvCache, k: Array, v: Array | None, rotary: Rotary | None, cu_seqlens: Array | None, stream: int
 ) -> _CacheCall:
     given = _cache_arguments(cache, k, v, cu_seqlens, rotary, function)
-    arguments = gather(function, None, cache.k, cache.v, None, stream=stream)
+    arguments = gather(function, None, cache.k, cache.v, None, None, stream)
     return _CacheCall(arguments, given, rotary is not None and rotary.is_interleaved)
 
 

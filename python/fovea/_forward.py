@@ -207,6 +207,8 @@ def gather(
     v: Array,
     out: Array,
     lse: Array = None,
+    stream: int = 0,
+    /,
     *,
     causal: bool = False,
     align: str = "bottom_right",
@@ -233,9 +235,11 @@ def gather(
     q_scale: Array = None,
     k_scale: Array = None,
     v_scale: Array = None,
-    stream: int = 0,
+    **unknown: Any,
 ) -> Arguments:
     """Everything that was said of a forward call, sorted into what a template holds and what it is filled with."""
+    if unknown:  # in Python's words, by the name of the function that the user called
+        raise TypeError(f"{function}() got an unexpected keyword argument {next(iter(unknown))!r}")
     if quant is not None or accuracy is not None:
         quant = recipe_text(quant, accuracy, function)
     score_program = None if score_mod is None else make_score_mod(score_mod)

@@ -217,7 +217,7 @@ def _differentiate(
     capture, from these rows and keys alone: out and lse are those of all keys."""
     q, k, v, out, dout = (x.transpose(0, 1) for x in (rows.q, keys.k, keys.v, rows.out, rows.dout))
     framework = framework_of(q, _FUNCTION, "q")
-    arguments = resolved(framework, gather(_FUNCTION, q, k, v, out, rows.lse, stream=framework.stream(q), **words))
+    arguments = resolved(framework, gather(_FUNCTION, q, k, v, out, rows.lse, framework.stream(q), **words))
     views = {name: x.transpose(0, 1) for name, x in made.items()}
     dsinks = torch.empty_like(words["sinks"]) if by_sinks and words["sinks"] is not None else None
     if dsinks is not None:

@@ -182,7 +182,7 @@ def call_of_recorded(recorded: Any, inputs: Sequence[Any]) -> Call:
     features["deterministic"] |= torch.are_deterministic_algorithms_enabled()
     q, k, v = inputs[:3]
     stream = framework_of(q, "attention", "q").stream(q)
-    return call_of(gather("attention", q, k, v, None, None, stream=stream, **features))
+    return call_of(gather("attention", q, k, v, None, None, stream, **features))
 
 
 def inputs_of(arguments: Arguments) -> tuple[Any, ...]:

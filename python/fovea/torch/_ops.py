@@ -51,13 +51,12 @@ def _call(
     if "dropout_seed" in given:
         seed, offset = given["dropout_seed"], given["dropout_offset"]
     arguments = gather(
-        "attention", q, given["k"], given["v"], None, None, **fields,
+        "attention", q, given["k"], given["v"], None, None, torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0, **fields,
         segment_ids=pairs["segments"] if pairs["segments"][0] is not None else None,
         cu_seqlens=pairs["cu_seqlens"] if pairs["cu_seqlens"][0] is not None else None,
         score_mod=_program("score", score, given) if score else None, mask_mod=_program("mask", mask, given) if mask else None,
         causal=causal, align=align, window=None if left is None and right is None else (left, right), scale=scale, softcap=softcap,
         dropout=(p, seed, offset, given.get("dropout_places")) if p else None, layout=layout, deterministic=deterministic,
-        stream=torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0,
     )  # fmt: skip
     return _derivatives.call_of(arguments), _derivatives.inputs_of(arguments)
 

@@ -369,6 +369,25 @@ def test_unknown_keywords_are_refused() -> None:
         fovea.plan(*qkv(), is_causal=True)
 
 
+UNKNOWN = {
+    "plan": lambda q, k, v, words: fovea.plan(q, k, v, **words),
+    "Plan.run": lambda q, k, v, words: fovea.plan(q, k, v).run(q, k, v, **words),
+    "explain": lambda q, k, v, words: fovea.explain(q, k, v, **words),
+    "attention_backward": lambda q, k, v, words: fovea.attention_backward(q, q, k, k, q, q, **words),
+    "plan_backward": lambda q, k, v, words: fovea.plan_backward(q, k, k, **words),
+    "attention_probabilities": lambda q, k, v, words: fovea.attention_probabilities(q, k, **words),
+    "decode": lambda q, k, v, words: fovea.decode(q, fovea.KvCache(k, v, np.zeros(2, np.int32)), **words),
+    "plan_decode": lambda q, k, v, words: fovea.plan_decode(q, fovea.KvCache(k, v, np.zeros(2, np.int32)), **words),
+}
+
+
+@pytest.mark.parametrize("function", UNKNOWN)
+@pytest.mark.parametrize("word", ["is_causal", "stream", "function"])
+def test_unknown_keywords_are_refused_by_the_function_that_was_called(function: str, word: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{function}\(\) got an unexpected keyword argument '{word}'$"):
+        UNKNOWN[function](*qkv(), {word: 1})
+
+
 # ---- Plans, explanations ----
 
 
