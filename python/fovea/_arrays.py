@@ -236,7 +236,8 @@ class Framework(NamedTuple):
     """What is different from one library to another.
 
     `empty(like, shape, dtype)` makes an array beside `like`, of its dtype where `dtype` is None, else of that one of
-    Fovea's names. `stream(like)` is the current stream of its device, 0 on the host. `finish(array)` is what the caller gets.
+    Fovea's names; `numbered(like, rows, columns)` one of i32 with 0, 1, 2, ... row by row. `stream(like)` is the current stream of
+    its device, 0 on the host. `finish(array)` is what the caller gets.
     `prepare(arguments)` gives the arguments of a forward call as DLPack carries them, and whether gradients are recorded.
     `is_observed()` says whether anything else of the library's looks at calls: its transforms, modes and casts.
     `must_be_deterministic()` says whether the library is told to be. `empty_like(like)` is the quickest way to an array like a
@@ -245,6 +246,7 @@ class Framework(NamedTuple):
 
     name: str
     empty: Callable[[Array, tuple[int, ...], str | None], Array]
+    numbered: Callable[[Array, int, int], Array]
     stream: Callable[[Array], int]
     finish: Callable[[Array], Array] = lambda array: array
     prepare: Callable[[Any], tuple[Any, bool]] | None = None
@@ -280,7 +282,10 @@ def _numpy_framework(numpy: Any) -> Framework:
             return empty(shape, _numpy_e4m3())
         return empty(shape, like.dtype if dtype is None else _LONG_NAMES[dtype])
 
-    return Framework("numpy", make, _on_the_host, empty_like=numpy.empty_like)
+    def numbered(_: Array, rows: int, columns: int) -> Array:
+        return numpy.arange(rows * columns, dtype="int32").reshape(rows, columns)
+
+    return Framework("numpy", make, numbered, _on_the_host, empty_like=numpy.empty_like)
 
 
 def _torch_framework(torch: Any) -> Framework:
@@ -291,6 +296,9 @@ def _torch_framework(torch: Any) -> Framework:
         if like.is_nested:
             raise InvalidArgument("q is a nested tensor; expected a dense one: packed rows, values() of a jagged one, with cu_seqlens, its offsets()")
         return like.new_empty(shape) if dtype is None else like.new_empty(shape, dtype=dtypes[dtype])
+
+    def numbered(like: Array, rows: int, columns: int) -> Array:
+        return torch.arange(rows * columns, dtype=torch.int32, device=like.device).view(rows, columns)
 
     def stream(like: Array) -> int:
         return torch.cuda.current_stream(like.device).cuda_stream if like.is_cuda else 0
@@ -315,7 +323,7 @@ def _torch_framework(torch: Any) -> Framework:
         return transforms() or modes() > 0 or casts() or forward_mode._current_level >= 0  # type: ignore[no-any-return]
 
     return Framework(
-        "torch", make, stream, prepare=prepare, is_observed=is_observed, empty_like=torch.empty_like,
+        "torch", make, numbered, stream, prepare=prepare, is_observed=is_observed, empty_like=torch.empty_like,
         must_be_deterministic=torch.are_deterministic_algorithms_enabled,
     )  # fmt: skip
 
@@ -333,7 +341,11 @@ def _cupy_framework(cupy: Any) -> Framework:
         with like.device:
             return cupy.empty(shape, like.dtype if dtype is None else _LONG_NAMES[dtype])
 
-    return Framework("cupy", make, lambda like: cupy.cuda.get_current_stream().ptr)
+    def numbered(like: Array, rows: int, columns: int) -> Array:
+        with like.device:
+            return cupy.arange(rows * columns, dtype="int32").reshape(rows, columns)
+
+    return Framework("cupy", make, numbered, lambda like: cupy.cuda.get_current_stream().ptr)
 
 
 def _jax_framework(jax: Any) -> Framework:
@@ -346,13 +358,13 @@ def _jax_framework(jax: Any) -> Framework:
             raise Unsupported("JAX arrays on GPUs are not taken by this function; expected arrays on the cpu")
         return numpy.empty(shape, like.dtype if dtype is None else _LONG_NAMES[dtype])
 
-    return Framework("jax", make, _on_the_host, jax.numpy.asarray)
+    return Framework("jax", make, _numpy_framework(numpy).numbered, _on_the_host, jax.numpy.asarray)
 
 
 def _nameless_framework(like: Array) -> Framework:
     """Of a library that says nothing but DLPack: outputs are the caller's."""
 
-    def make(like: Array, shape: tuple[int, ...], dtype: str | None) -> Array:
+    def make(like: Array, *_: Any) -> Array:
         raise Unsupported(f"q is a {type(like).__name__}, of which no other can be made; give `out` arrays, and `lse` where it is wanted")
 
     def stream(like: Array) -> int:
@@ -360,7 +372,7 @@ def _nameless_framework(like: Array) -> Framework:
             raise Unsupported(f"q is a {type(like).__name__} on a GPU, whose current stream is not known; expected arrays on the cpu")
         return 0
 
-    return Framework("", make, stream)
+    return Framework("", make, make, stream)
 
 
 def _array_api_framework(like: Array) -> Framework:
@@ -370,7 +382,11 @@ def _array_api_framework(like: Array) -> Framework:
         element = like.dtype if dtype is None else getattr(namespace, _LONG_NAMES[dtype])
         return namespace.empty(shape, dtype=element, device=like.device)
 
-    return Framework(namespace.__name__, make, _on_the_host)
+    def numbered(like: Array, rows: int, columns: int) -> Array:
+        numbers = namespace.arange(rows * columns, dtype=namespace.int32, device=like.device)
+        return namespace.reshape(numbers, (rows, columns))
+
+    return Framework(namespace.__name__, make, numbered, _on_the_host)
 
 
 _MAKERS: dict[str, Callable[[Any], Framework]] = {

@@ -129,14 +129,11 @@ def kv_cache(
     table = None
     rows = (batch, capacity)
     if page_size is not None:
-        if page_size < 1:
+        if _whole(page_size, "page_size", "kv_cache") < 1:
             raise InvalidArgument(f"kv_cache: page_size is {page_size}; expected >= 1")
         max_pages = -(-capacity // page_size)
         rows = (batch * max_pages, page_size)
-        table = framework.empty(like, (batch, max_pages), "i32")
-        for sequence in range(batch):
-            for page in range(max_pages):
-                table[sequence, page] = sequence * max_pages + page
+        table = framework.numbered(like, batch, max_pages)
     seqlens = framework.empty(like, (batch,), "i32")
     seqlens[:] = 0
     k = framework.empty(like, (*rows, num_heads_kv, head_dim), dtype)

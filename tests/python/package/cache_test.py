@@ -119,6 +119,8 @@ def test_refusals_name_the_argument() -> None:
         fovea.decode(q, cache, quant="fp8_static")
     with pytest.raises(fovea.InvalidArgument, match="page_size is 0"):
         fovea.kv_cache(q, 2, 4, 2, 32, page_size=0)
+    with pytest.raises(fovea.InvalidArgument, match="kv_cache: page_size is 2.5; expected a whole number"):
+        fovea.kv_cache(q, 2, 4, 2, 32, page_size=2.5)
     with pytest.raises(fovea.InvalidArgument, match="kv_cache: dtype is 'f64'; expected one of 'f32', 'f16', 'bf16', 'i8', 'e4m3'"):
         fovea.kv_cache(q, 2, 4, 2, 32, dtype="f64")
     with pytest.raises(fovea.InvalidArgument, match="kv_cache: capacity is -4; expected >= 0"):
@@ -128,6 +130,15 @@ def test_refusals_name_the_argument() -> None:
             fovea.decode(q, cache, **{name: value})
     with pytest.raises(fovea.InvalidArgument, match="4"):
         fovea.append_to_cache(cache, k, v)  # eight tokens where there is room for four
+
+
+@pytest.mark.parametrize("batch, capacity", [(3, 33), (1, 16), (0, 33), (2, 0)])
+def test_the_pages_of_sequences_follow_each_other(batch: int, capacity: int) -> None:
+    cache = fovea.kv_cache(np.zeros(1, np.float32), batch, capacity, 2, 8, page_size=16)
+    max_pages = -(-capacity // 16)
+    expected = [[sequence * max_pages + page for page in range(max_pages)] for sequence in range(batch)]
+    assert cache.page_table.dtype == np.int32 and cache.page_table.shape == (batch, max_pages)
+    assert cache.page_table.tolist() == expected and cache.k.shape == (batch * max_pages, 16, 2, 8)
 
 
 @pytest.mark.parametrize("num_states", [1, 2, 40])

@@ -69,6 +69,24 @@ def test_a_cache_of_tensors() -> None:
     np.testing.assert_array_equal(out.numpy(), fovea.attention(*qkv(), causal=True))
 
 
+def test_a_page_table_takes_no_operator_for_each_page() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            seen.append(operator)
+            return operator(*args, **(kwargs or {}))
+
+    counts = []
+    for capacity in (16, 1600):
+        seen: list = []
+        with Operators():
+            cache = fovea.kv_cache(torch.zeros(1), 2, capacity, 2, 8, page_size=16)
+        counts.append(len(seen))
+    assert counts[0] == counts[1]
+    assert torch.equal(cache.page_table, torch.arange(200, dtype=torch.int32).view(2, 100))
+
+
 @pytest.mark.parametrize("recipe", ["int8", "accurate,hadamard=yes"])
 def test_gradients_pass_straight_through_a_recipe(recipe: str) -> None:
     tensors_of = [torch.randn(1, 65, 2, 32) for _ in range(3)]
