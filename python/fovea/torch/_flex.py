@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable
 
 import torch
@@ -13,13 +14,40 @@ from .._programs import Program, mask_mod as make_mask_mod
 from ..errors import InvalidArgument
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The formula of a part of a block mask, whose batch entries, heads and queries count from 0."""
+
+    mask_mod: Callable[..., Any]
+    firsts: tuple[int, int, int]
+    is_alone: tuple[bool, bool]  # of batch entries and heads: the one that is there serves all, as in other block masks
+
+    def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        b, h = (x * 0 if alone else x for x, alone in zip((b, h), self.is_alone))
+        return self.mask_mod(b + self.firsts[0], h + self.firsts[1], q_idx + self.firsts[2], kv_idx)
+
+
+def _range_of(index: Any, size: int, name: str) -> range:
+    """What an index takes of so many; one number takes one."""
+    if isinstance(index, slice) and index.step in (None, 1):
+        return range(*index.indices(size))
+    if not isinstance(index, int):
+        raise InvalidArgument(f"BlockMask: the index of {name} is {index!r}; expected a whole number, or a slice without a step")
+    if not -size <= index < size:
+        raise IndexError(f"BlockMask: the index of {name} is {index}; expected one of {size}")
+    first = index % size
+    return range(first, first + 1)
+
+
 class BlockMask:
     """A mask and the lengths that it is for; made by `create_block_mask`.
+
+    ``block_mask[b, h, q_block]`` is that of a part: of batch entries, of heads, and of blocks of BLOCK_SIZE[0] queries.
 
     Attributes
     ----------
     mask_mod : callable
-        What it was made of.
+        What it was made of; of a part the same, counting from the part's beginning. Another one may be assigned.
     shape : tuple of int
         (B, H, Q_LEN, KV_LEN).
     BLOCK_SIZE : tuple of int
@@ -28,10 +56,36 @@ class BlockMask:
 
     def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, int, int, int], block_size: tuple[int, int]) -> None:
         self.mask_mod = mask_mod
-        self.program: Program = make_mask_mod(mask_mod)
         self.shape = shape
         self.BLOCK_SIZE = block_size
+
+    @property
+    def mask_mod(self) -> Callable[..., Any]:
+        """The formula; one that is assigned takes its place."""
+        return self._mask_mod
+
+    @mask_mod.setter
+    def mask_mod(self, mask_mod: Callable[..., Any]) -> None:
+        self.program: Program = make_mask_mod(mask_mod)
+        self._mask_mod = mask_mod
         self._map: BlockMap | None = None
+
+    def __getitem__(self, index: Any) -> BlockMask:
+        given = index if isinstance(index, tuple) else (index,)
+        if len(given) > 3:
+            raise IndexError(f"BlockMask: {len(given)} indices; expected those of batch, heads and blocks of queries")
+        batch, heads, q_len, kv_len = self.shape
+        rows = self.BLOCK_SIZE[0]
+        sizes = {"batch": batch, "heads": heads, "blocks of queries": -(-q_len // rows)}
+        parts = [_range_of(at, size, name) for at, (name, size) in zip((*given, *[slice(None)] * 3), sizes.items())]
+        first, end = rows * parts[2].start, min(rows * parts[2].stop, q_len)
+        shape = (len(parts[0]), len(parts[1]), max(end - first, 0), kv_len)
+        is_alone = (batch > 1 and shape[0] == 1, heads > 1 and shape[1] == 1)
+        part = _Part(self.mask_mod, (parts[0].start, parts[1].start, first), is_alone)
+        return BlockMask(part, shape, self.BLOCK_SIZE)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_map": None}  # which is of this process, and is made anew where it is looked at
 
     @property
     def seq_lengths(self) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import pickle
 
 import pytest
 
@@ -130,6 +131,69 @@ def test_block_masks_are_copied_moved_and_adjusted() -> None:
     assert fitting.shape == (2, 4, Q, KV) and fitting.BLOCK_SIZE == (32, 64)
     expected = fovea.torch.flex_attention(q, k, v, block_mask=fovea.torch.create_block_mask(documents, 2, 4, Q, KV))
     assert torch.equal(fovea.torch.flex_attention(q, k, v, block_mask=fitting), expected)
+
+
+LENGTHS = torch.tensor([70, 160, 199], dtype=torch.int32)
+
+
+def ragged(b, h, q, k):
+    return (k < LENGTHS[b]) & (q + 20 * h >= k)
+
+
+@pytest.mark.parametrize(
+    "index", [0, -1, (1, 2), (slice(1, 3), slice(2, None)), (slice(None), slice(None), 1), (slice(None), 3, -1), (2, slice(1, 3), slice(1, 4))], ids=str
+)
+def test_parts_of_block_masks_are_those_of_the_whole(index) -> None:
+    """Batch entries and heads without a step, and blocks of 32 queries, the last of them of 22."""
+    q, k, v = tensors((3, 4, Q, 16), (3, 4, KV, 16), (3, 4, KV, 16))
+    whole = fovea.torch.create_block_mask(ragged, 3, 4, Q, KV, BLOCK_SIZE=(32, 64))
+    part = whole[index]
+    b, h, rows, keys = torch.meshgrid(*map(torch.arange, (3, 4, Q, KV)), indexing="ij")
+    given = index if isinstance(index, tuple) else (index,)
+    places = [slice(i % n, i % n + 1) if isinstance(i, int) else i for i, n in zip(given, (3, 4, 5))]
+    if len(places) == 3:
+        first, end, _ = places[2].indices(5)
+        places[2] = slice(32 * first, 32 * end)
+    visible = ragged(b, h, rows, keys)[tuple(places)]
+    assert part.shape == tuple(visible.shape) and part.BLOCK_SIZE == (32, 64)
+    dense = theirs.create_block_mask(ragged, 3, 4, Q, KV, device="cpu", BLOCK_SIZE=(32, 64))[index]
+    assert torch.equal(part.to_dense(), dense.to_dense()) and part.shape == dense.shape
+    given = [q[tuple(places)], k[tuple(places[:2])], v[tuple(places[:2])]]
+    out = fovea.torch.flex_attention(*given, block_mask=pickle.loads(pickle.dumps(part)))
+    exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in given), visible)
+    assert (out - exact).abs().max() <= 2e-6
+    again = part[-1, :, :1]  # a part of a part
+    assert (again.block_map().dense() == visible[-1:, :, :32].numpy()).all()
+
+
+def test_the_part_of_one_batch_entry_serves_all() -> None:
+    q, k, v = tensors((3, 4, Q, 16), (3, 4, KV, 16), (3, 4, KV, 16))
+    part = fovea.torch.create_block_mask(ragged, 3, 4, Q, KV)[1]
+    out = fovea.torch.flex_attention(q, k, v, block_mask=part)
+    for entry in range(3):
+        alone = fovea.torch.flex_attention(q[entry : entry + 1], k[entry : entry + 1], v[entry : entry + 1], block_mask=part)
+        assert torch.equal(out[entry : entry + 1], alone)
+
+
+def test_another_formula_may_be_assigned() -> None:
+    """PyTorch's way of decoding: blocks of a query, and a mask_mod that knows where it is."""
+    q, k, v = tensors((2, 4, 1, 16), (2, 4, KV, 16), (2, 4, KV, 16))
+    block_mask = fovea.torch.create_block_mask(causal, None, None, KV, KV)[:, :, 1]._adjust(1, KV)
+    assert block_mask.sparsity() == 0 and len(str(block_mask)) > 0
+    block_mask.mask_mod = lambda b, h, q, k: causal(b, h, q + 77, k)
+    out = fovea.torch.flex_attention(q, k, v, block_mask=block_mask)
+    exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k[:, :, :78].double(), v[:, :, :78].double())
+    assert (out - exact).abs().max() <= 2e-6 and block_mask.sparsity() == 50
+
+
+def test_indices_of_block_masks_are_refused_by_name() -> None:
+    block_mask = fovea.torch.create_block_mask(causal, 2, 4, Q, KV)
+    for index in (torch.tensor([0]), slice(None, None, 2), 1.0, None):
+        with pytest.raises(fovea.InvalidArgument, match="BlockMask: the index of heads is .*; expected a whole number, or a slice"):
+            block_mask[:, index]
+    for index in ((2,), (0, -5), (0, 0, 2), (0, 0, 0, 0)):
+        with pytest.raises(IndexError, match="BlockMask: "):
+            block_mask[index]
 
 
 def test_block_masks_say_what_they_leave() -> None:
