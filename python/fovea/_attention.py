@@ -534,6 +534,8 @@ class Plan(PreparedPlan):
         Bytes of workspace that a run takes.
     """
 
+    _made_by = "plan"
+
     def __init__(
         self, features: dict[str, Any], bound: Bound, options: Any, *, returns_lse: bool, is_on_host: bool
     ) -> None:

@@ -19,6 +19,8 @@ class BackwardPlan(PreparedPlan):
         Bytes of workspace that a run takes.
     """
 
+    _made_by = "plan_backward"
+
     def __init__(self, address: int, features: dict[str, Any], captured: tuple[str, ...], is_on_host: bool) -> None:
         super().__init__("fovea_plan_create_backward", address, is_on_host=is_on_host)
         self._features = features

@@ -14,7 +14,7 @@ from . import _abi
 from ._arrays import Array
 from ._calls import Builder, Template, offset
 from ._forward import Arguments, MaskMod, add_forward, gather
-from ._library import check, take_text
+from ._library import OfThisProcess, check, take_text
 from .errors import InvalidArgument
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
@@ -40,7 +40,7 @@ def png_of(rgb: bytes, height: int, width: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-class BlockMap:
+class BlockMap(OfThisProcess):
     """Which tiles of the score matrix a mask leaves, as kernels see them; made by `block_map`. A notebook shows its picture.
 
     Attributes
@@ -50,6 +50,8 @@ class BlockMap:
     tile_q, tile_kv : int
         Queries and keys of a tile.
     """
+
+    _made_by = "block_map"
 
     def __init__(
         self, template: Template, arguments: Arguments, tiles: tuple[int, int], lengths: tuple[int, int]

@@ -451,6 +451,8 @@ class DecodePlan(PreparedPlan):
         Bytes of workspace that a run takes.
     """
 
+    _made_by = "plan_decode"
+
     def __init__(self, address: int, max_seqlen_kv: int, options: dict[str, Any], returns_lse: bool, is_on_host: bool) -> None:
         super().__init__("fovea_plan_create_decode", address, max_seqlen_kv, is_on_host=is_on_host)
         self._options = options
@@ -563,6 +565,8 @@ class AppendPlan(PreparedPlan):
     workspace_bytes : int
         0: a run takes none.
     """
+
+    _made_by = "plan_append"
 
     def __init__(self, address: int, rotary: Rotary | None, is_on_host: bool) -> None:
         super().__init__("fovea_plan_create_append", address, is_on_host=is_on_host)

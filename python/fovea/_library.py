@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _abi
 from ._files import installed
-from .errors import FoveaError, error_of
+from .errors import FoveaError, Unsupported, error_of
 
 #: The file of another build, for developers: it wins over the library beside this package.
 VARIABLE = "FOVEA_LIBRARY"
@@ -74,6 +74,18 @@ def take_text(name: str, *arguments: object) -> str:
 def address_of(name: str) -> int:
     """Where a function of the library is."""
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+class OfThisProcess:
+    """What holds memory or a handle of the library: two copies would free it twice, and another process does not know it."""
+
+    _made_by = ""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Unsupported(
+            f"{type(self).__name__}: it belongs to this process, and is neither copied nor pickled; expected its arguments, and a new "
+            f"one of {self._made_by} where they arrive"
+        )
 
 
 def version() -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 from . import _abi
 from ._arrays import Array, Framework, NotAnArray, TensorSpec, describe
 from ._calls import Template
-from ._library import check, library, take_text
+from ._library import OfThisProcess, check, library, take_text
 from ._programs import mask_mod, score_mod
 from ._recipes import recipe_text
 from .errors import InvalidArgument
@@ -61,7 +61,7 @@ def kept_features(features: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-class PreparedPlan:
+class PreparedPlan(OfThisProcess):
     """A problem that was validated, with its kernel and its exact workspace. Threads may share it.
 
     Attributes

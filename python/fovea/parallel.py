@@ -19,7 +19,7 @@ from . import _abi
 from ._arrays import Array, TensorSpec, root_module
 from ._calls import Bound, Builder, offset
 from ._forward import MaskMod, add_forward, gather, resolve_mask
-from ._library import check, library, take_text
+from ._library import OfThisProcess, check, library, take_text
 from ._programs import Program
 from .errors import InvalidArgument, Unsupported
 
@@ -158,7 +158,7 @@ def _packed_words(words: dict[str, Any], packed: PackedPlaces) -> dict[str, Any]
     return {**words, "mask": placed, "mask_mod": None, "segment_ids": packed.sequences[None]}
 
 
-class ShardPlan:
+class ShardPlan(OfThisProcess):
     """A plan of `context_parallel_plan`. Immutable; it is not sent from rank to rank, each makes its own.
 
     Attributes
@@ -182,6 +182,8 @@ class ShardPlan:
     engines : dict
         What runs it, by process group: made by the first call.
     """
+
+    _made_by = "context_parallel_plan"
 
     def __init__(self, bound: Bound, mask_words: dict[str, Any], packed: PackedPlaces | None = None) -> None:
         self.mask_words, self.packed = mask_words, packed

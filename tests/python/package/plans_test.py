@@ -1,12 +1,15 @@
 """Plans of decode, append and backward: made without data, run with the bits of the calls that they stand for."""
 
 import concurrent.futures
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
 
 import fovea
+import fovea.parallel
 from attention_test import draw, qkv
 
 SLOPES = np.float32([0.5, 0.25, 0.125, 0.0625])
@@ -231,6 +234,24 @@ def test_plans_of_pytorch() -> None:
     with pytest.raises(fovea.Unsupported, match="DecodePlan.run: gradients are recorded"):
         cache = fovea.KvCache(k, v, torch.tensor([70, 70], dtype=torch.int32))
         fovea.plan_decode(q, cache).run(q.clone().requires_grad_(), cache)
+
+
+def plans_of_all_kinds() -> dict:
+    q, k, v = forward_of()[:3]
+    cache = fovea.kv_cache(q, q.shape[0], 128, k.shape[2], k.shape[3], head_dim_v=v.shape[3])
+    specs = [fovea.TensorSpec((1, 1024, 4, 16))] * 2
+    return {
+        "plan": fovea.plan(q, k, v), "plan_backward": fovea.plan_backward(q, k, v), "plan_decode": fovea.plan_decode(q, cache),
+        "plan_append": fovea.plan_append(cache, k, v), "block_map": fovea.block_map(q, k),
+        "context_parallel_plan": fovea.parallel.context_parallel_plan(*specs, world_size=2),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps, lambda plan: pickle.dumps(plan, 0)])
+def test_plans_are_neither_copied_nor_pickled(duplicate) -> None:
+    for maker, made in plans_of_all_kinds().items():
+        with pytest.raises(fovea.Unsupported, match=f"^{type(made).__name__}: .*neither copied nor pickled; expected .* a new one of {maker} "):
+            duplicate(made)
 
 
 def test_plans_are_freed() -> None:
