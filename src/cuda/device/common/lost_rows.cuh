@@ -9,8 +9,8 @@
 // beside a program, that of its natural score, which is rounded to f32 as programs read it. Values that are not finite
 // are added as they are (common/passes.cuh).
 //
-// Bound: none that was worth working against. No score is masked by tiles, every code is read by itself: a row of
-// 4,096 keys takes as long as some 50 in attention.
+// Bound: none that was worth working against. Every key is looked at, those that a mask hides too, and no code is
+// shared by rows.
 #pragma once
 
 #include "common/bits.cuh"
