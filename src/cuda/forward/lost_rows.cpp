@@ -7,6 +7,9 @@
 namespace fovea::cuda {
 namespace {
 
+/// That registers are left for: of its own ptxas aims at four, and spills.
+constexpr int kCtasPerSm = 2;
+
 std::size_t bytes_of_notes(const ForwardProblem& f) {
   const std::int64_t rows = f.is_varlen ? f.total_q : f.num_sequences * f.seqlen_q;
   return part_bytes(num_note_words(rows * f.num_heads_q) * std::int64_t{sizeof(std::uint32_t)});
@@ -56,11 +59,11 @@ std::optional<LostRowsSpec> lost_rows_spec(const ForwardPlan& plan) {
 jit::KernelText lost_rows_text(const ForwardPlan& plan, const LostRowsSpec& spec) {
   return {fmt::format("#include \"common/lost_rows.cuh\"\n#include \"{}\"\n"
                       "namespace fovea::cuda {{\n{}\n{}}}\n"
-                      "extern \"C\" __global__ void __launch_bounds__({}) {}("
+                      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}("
                       "const __grid_constant__ fovea::cuda::LostRowsParams p) {{\n"
                       "  fovea::cuda::lost_rows<fovea::cuda::spec, fovea::cuda::Mods>(p);\n}}\n",
                       plan.program->include, plan.program->mods, print_spec(spec), kLostRowsThreads,
-                      jit::kEntryName),
+                      kCtasPerSm, jit::kEntryName),
           fmt::format("common/lost_rows {} d{}", name(spec.element), spec.head_dim_qk)};
 }
 
