@@ -204,12 +204,21 @@ def check_writable(array: Array, name: str, function: str) -> None:
         raise InvalidArgument(f"{function}: {name} is read-only; expected an array that can be written")
 
 
-def check_bias(bias: Array, name: str, function: str) -> None:
-    """Refuses PyTorch's CausalBias, a tensor whose elements nobody has written: its kind says what it means."""
+def causal_features(bias: Array) -> dict[str, Any] | None:
+    """What `attention` calls PyTorch's CausalBias, a tensor whose elements nobody has written; None of all else."""
     variant = getattr(bias, "variant", None)
-    if variant is not None and type(bias).__name__ == "CausalBias":
-        align = "top_left" if variant.name == "UPPER_LEFT" else "bottom_right"
-        raise InvalidArgument(f"{function}: {name} is a CausalBias, which has no elements; expected causal=True, align={align!r} in its place")
+    if variant is None or type(bias).__name__ != "CausalBias":
+        return None
+    return {"causal": True, "align": "top_left" if variant.name == "UPPER_LEFT" else "bottom_right"}
+
+
+def check_bias(bias: Array, name: str, function: str) -> None:
+    """Refuses a CausalBias: its kind says what it means."""
+    causal = causal_features(bias)
+    if causal is not None:
+        raise InvalidArgument(
+            f"{function}: {name} is a CausalBias, which has no elements; expected causal=True, align={causal['align']!r} in its place"
+        )
 
 
 def element_of(array: Array) -> tuple[int, int, int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from .._arrays import causal_features
 from .._attention import attention, attention_backward
 from .._forward import Dropout
 from ..errors import InvalidArgument, Unsupported
@@ -42,19 +42,11 @@ def check_mask(function: str, attn_mask: Any, scores: tuple[int, ...]) -> None:
     """Longer extents, which Fovea's own calls take for capacity, are a mistake there."""
     if not isinstance(attn_mask, torch.Tensor):
         raise InvalidArgument(f"{function}: attn_mask is a {type(attn_mask).__name__}; expected a tensor, or None")
-    is_causal_bias = isinstance(attn_mask, CausalBias)  # whose shape has its kind in front
+    is_causal_bias = causal_features(attn_mask) is not None  # whose shape has its kind in front
     extents = (attn_mask.seq_len_q, attn_mask.seq_len_kv) if is_causal_bias else tuple(attn_mask.shape)
     fits = all(extent in (1, score) for extent, score in zip(reversed(extents), reversed(scores)))
     if not 1 <= len(extents) <= len(scores) or not fits:
         raise InvalidArgument(f"{function}: attn_mask has shape {extents}; expected one that broadcasts to the scores', {scores}")
-
-
-def causal_features(attn_mask: Any) -> dict[str, Any] | None:
-    """What `attention` calls a CausalBias, whose elements nobody has written; None of all else."""
-    if not isinstance(attn_mask, CausalBias):
-        return None
-    is_upper = attn_mask.variant == CausalVariant.UPPER_LEFT
-    return {"causal": True, "align": "top_left" if is_upper else "bottom_right"}
 
 
 def _mask_features(function: str, attn_mask: Any, scores: tuple[int, ...]) -> dict[str, Any]:

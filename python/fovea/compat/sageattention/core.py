@@ -11,9 +11,10 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
+from ..._arrays import causal_features
 from ..._attention import attention
 from ...errors import Unsupported
-from ...torch._sdpa import causal_features, check_mask, random_dropout
+from ...torch._sdpa import check_mask, random_dropout
 from .._flash import InvalidCall, without_gradient
 
 #: Which kernels upstream has compiled: here none is needed before a call.
