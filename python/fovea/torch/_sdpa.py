@@ -38,12 +38,18 @@ def _broadcast_batch(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any, t
     return q, k, v, leading if num_leading else ()
 
 
+def _extents(attn_mask: Any) -> tuple[int, ...]:
+    """Of the scores that a mask is for: the shape of a CausalBias has its kind in front."""
+    if causal_features(attn_mask) is None:
+        return tuple(attn_mask.shape)
+    return attn_mask.seq_len_q, attn_mask.seq_len_kv
+
+
 def check_mask(function: str, attn_mask: Any, scores: tuple[int, ...]) -> None:
     """Longer extents, which Fovea's own calls take for capacity, are a mistake there."""
     if not isinstance(attn_mask, torch.Tensor):
         raise InvalidArgument(f"{function}: attn_mask is a {type(attn_mask).__name__}; expected a tensor, or None")
-    is_causal_bias = causal_features(attn_mask) is not None  # whose shape has its kind in front
-    extents = (attn_mask.seq_len_q, attn_mask.seq_len_kv) if is_causal_bias else tuple(attn_mask.shape)
+    extents = _extents(attn_mask)
     fits = all(extent in (1, score) for extent, score in zip(reversed(extents), reversed(scores)))
     if not 1 <= len(extents) <= len(scores) or not fits:
         raise InvalidArgument(f"{function}: attn_mask has shape {extents}; expected one that broadcasts to the scores', {scores}")
