@@ -196,7 +196,7 @@ QuantizeKvSpec quantize_kv_spec(const TeamSpec& attention, const Quantization& q
           .smooths_v = attention.smooths_v,
           .centers_v = attention.smooths_v && !attention.sums_codes,
           .takes_codes = attention.takes_codes,
-          .keeps_greatest_scale = attention.loses_far_rows() && reads_greatest_scale(attention)};
+          .keeps_greatest_scale = knows_lost_by_scale(attention)};
 }
 
 QuantizeKvSpec quantize_numbers_spec(const ForwardProblem& f) {

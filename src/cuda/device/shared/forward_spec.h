@@ -172,6 +172,16 @@ struct Sm90ShortSpec : ForwardSpec {
   bool operator==(const Sm90ShortSpec&) const = default;
 };
 
+/// Rows that are lost are known by their scale as soon as Q is rounded, or by their references behind all scores.
+template <typename Spec>
+constexpr bool knows_lost_by_scale(const Spec& spec) {
+  return spec.loses_far_rows() && reads_greatest_scale(spec);
+}
+template <typename Spec>
+constexpr bool knows_lost_by_reference(const Spec& spec) {
+  return spec.loses_far_rows() && !reads_greatest_scale(spec);
+}
+
 /// The larger of a spec's head dims.
 constexpr std::int32_t widest_head_dim(const ForwardSpec& spec) {
   return spec.head_dim_qk > spec.head_dim_v ? spec.head_dim_qk : spec.head_dim_v;

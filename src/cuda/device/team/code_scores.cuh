@@ -62,7 +62,7 @@ struct CodeScores<spec, true> {
       const RowView<spec> row = team.row_at(team.warp * T::kWarpRows + team.lane);
       const QuantizedRow beside = beside_row(row);
       ptx::st_shared(row_at(team, team.lane), beside);
-      if constexpr (spec.loses_far_rows() && reads_greatest_scale(spec)) {
+      if constexpr (knows_lost_by_scale(spec)) {
         if (is_far_row(beside.scale * team.p.softmax_scale_log2, greatest_key_scale(row)))
           note_lost_row(rounded->notes, row);
       }

@@ -195,7 +195,7 @@ FOVEA_DEVICE void finish_rows(const AtEnd<spec>& end, const TileSums& sums, Pass
     result.factor = 1;
   } else if (r.exists && end.team.lane % 4 == mine) {
     r.store_values(result.lse, row.sum, finish_row_max(row_max, row.sum, unit));
-    if constexpr (spec.loses_far_rows() && !reads_greatest_scale(spec)) {
+    if constexpr (knows_lost_by_reference(spec)) {
       if (!is_huge(row.origin) && is_far_reference<spec.sums_codes>(row.origin * kLog2E))
         note_lost_row(sums.scores.codes.rounded->notes, r);
     }

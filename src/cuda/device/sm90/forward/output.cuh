@@ -105,7 +105,7 @@ struct Output {
         lse = result.lse;
       }
     }
-    if constexpr (spec.loses_far_rows() && !reads_greatest_scale(spec)) {
+    if constexpr (knows_lost_by_reference(spec)) {
       if (warp.cta.lane % 4 == 0)
         ptx::st_shared(warp.cta.size_of_row_at(q_stage, warp.row(r)), done.reference[r]);
     }

@@ -112,7 +112,7 @@ struct QueryCodes {
   FOVEA_DEVICE_MEMBER void keep_beside(int r, const RoundedRow& row) const {
     if (warp.cta.lane % 4 != 0) return;
     ptx::st_shared(warp.cta.of_mean_at(stage, warp.row(r)), row.of_mean);
-    if constexpr (spec.loses_far_rows() && reads_greatest_scale(spec))
+    if constexpr (knows_lost_by_scale(spec))
       ptx::st_shared(warp.cta.size_of_row_at(stage, warp.row(r)), row.scale);
   }
 

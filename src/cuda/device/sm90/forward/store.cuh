@@ -69,8 +69,8 @@ struct Store {
   /// Beside programs references say which rows are lost. Elsewhere scales do, and the kernel behind this one compares
   /// them: whatever else this warp does with memory, ptxas has another order of exponentials in the loops of those who
   /// compute.
-  static constexpr bool kNotesLostRows = spec.loses_far_rows() && !reads_greatest_scale(spec);
-  static constexpr bool kLeavesRowScales = spec.loses_far_rows() && reads_greatest_scale(spec);
+  static constexpr bool kNotesLostRows = knows_lost_by_reference(spec);
+  static constexpr bool kLeavesRowScales = knows_lost_by_scale(spec);
   static_assert(!kLeavesRowScales || spec.tile_q == kQuantizedTile);
 
   /// Of a group, by one lane.
