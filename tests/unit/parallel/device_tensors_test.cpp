@@ -37,10 +37,10 @@ using ::testing::IsEmpty;
 
 /// Before anything asks for a GPU the fakes become the process's own; nothing of theirs is kept on a disk.
 [[maybe_unused]] const bool is_process_fake = [] {
-  setenv("FOVEA_NVRTC", FOVEA_FAKE_LIBNVRTC, 1);
-  setenv("FOVEA_NCCL", FOVEA_FAKE_LIBNCCL, 1);
+  setenv("FOVEA_NVRTC", kFakeLibnvrtc, 1);
+  setenv("FOVEA_NCCL", kFakeLibnccl, 1);
   setenv("FOVEA_CACHE_MAX_MIB", "0", 1);
-  return dlopen(FOVEA_FAKE_PROCESS_LIBCUDA, RTLD_NOW | RTLD_LOCAL) != nullptr;
+  return dlopen(kFakeProcessLibcuda, RTLD_NOW | RTLD_LOCAL) != nullptr;
 }();
 
 constexpr int kNumRanks = 4;  // of which hybrid makes two groups
@@ -270,9 +270,9 @@ class DeviceTensorsTest : public ::testing::Test {
     return result;
   }
 
-  FakeState& fake_ = cuda::driver::fresh_fake(FOVEA_FAKE_PROCESS_LIBCUDA);
-  FakeNccl& fake_nccl_ = fresh_fake_nccl(FOVEA_FAKE_PROCESS_LIBCUDA);
-  Nccl nccl_{FOVEA_FAKE_LIBNCCL};
+  FakeState& fake_ = cuda::driver::fresh_fake(kFakeProcessLibcuda);
+  FakeNccl& fake_nccl_ = fresh_fake_nccl(kFakeProcessLibcuda);
+  Nccl nccl_{kFakeLibnccl};
 };
 
 TEST_F(DeviceTensorsTest, ExchangesWaitForTheCallAndMemoryOutlivesThem) {

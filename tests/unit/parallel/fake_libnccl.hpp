@@ -32,7 +32,7 @@ struct FakeNccl {
   }
 };
 
-/// Opens the fake (FOVEA_FAKE_LIBNCCL) and gives it a fresh memory; what it enqueues is told to the driver in this
+/// Opens the fake (kFakeLibnccl) and gives it a fresh memory; what it enqueues is told to the driver in this
 /// file.
 FakeNccl& fresh_fake_nccl(const char* libcuda);
 

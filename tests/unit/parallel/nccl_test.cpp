@@ -28,7 +28,7 @@ FakeNccl& fresh_fake_nccl(const char* libcuda) {
     return dlsym(library, name);
   };
   using Access = FakeNccl* (*)();
-  FakeNccl& state = *reinterpret_cast<Access>(symbol(FOVEA_FAKE_LIBNCCL, "fake_nccl_state"))();
+  FakeNccl& state = *reinterpret_cast<Access>(symbol(kFakeLibnccl, "fake_nccl_state"))();
   state = FakeNccl{};
   state.enqueue = reinterpret_cast<decltype(FakeNccl::enqueue)>(symbol(libcuda, "fake_enqueue"));
   return state;
@@ -57,7 +57,7 @@ TEST(NcclTest, WhatIsNamedIsTheOnlyOneTried) {
             "that holds it");
   EXPECT_THROW(absent.api(), Unsupported);
   EXPECT_THAT(Nccl("/nowhere").why_absent(), HasSubstr("FOVEA_NCCL is '/nowhere'"));
-  EXPECT_TRUE(Nccl(FOVEA_FAKE_LIBNCCL).is_present());
+  EXPECT_TRUE(Nccl(kFakeLibnccl).is_present());
 }
 
 // Any library that is no NCCL: the C library's mathematics.
@@ -93,10 +93,10 @@ class NcclRanksTest : public ::testing::Test {
   }
 
   FakeState& fake_ = cuda::driver::fresh_fake();
-  FakeNccl& fake_nccl_ = fresh_fake_nccl(FOVEA_FAKE_LIBCUDA);
-  Driver driver_{FOVEA_FAKE_LIBCUDA};
+  FakeNccl& fake_nccl_ = fresh_fake_nccl(kFakeLibcuda);
+  Driver driver_{kFakeLibcuda};
   DeviceContext context_{driver_, 0};
-  Nccl nccl_{FOVEA_FAKE_LIBNCCL};
+  Nccl nccl_{kFakeLibnccl};
 };
 
 void* const kCallStream = reinterpret_cast<void*>(0xA0);

@@ -151,13 +151,13 @@ TEST(RoundedBackward, TensorsLieBesideEachOtherBehindWhatStepsTake) {
 /// Rounding, forward, gradients; by kernels that have been loaded before.
 TEST(RoundedBackward, ACallLaunchesAndDoesNothingElse) {
   driver::FakeState& fake = driver::fresh_fake();
-  const driver::Driver driver{FOVEA_FAKE_LIBCUDA};
+  const driver::Driver driver{kFakeLibcuda};
   const driver::DeviceContext context{driver, 0};
   const jit::TemporaryFolder folder;
   jit::LoaderOptions options;
   options.disk = {.folder = folder / "kernels"};
   options.pack = std::nullopt;
-  options.nvrtc.named = FOVEA_FAKE_LIBNVRTC;
+  options.nvrtc.named = kFakeLibnvrtc;
   jit::Loader loader(options);
   const GradientProblem problem = problem_of({.quant = "fast"});
   BackwardPlan plan = choose_backward(problem, traits_of(context.info()));

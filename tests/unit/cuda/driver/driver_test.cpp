@@ -43,18 +43,18 @@ TEST(Driver, StartThatFailsIsToldInTheDriversOwnWords) {
   FakeState& fake = fresh_fake();
   fake.failing_call = "cuInit";
   fake.failing_result = 100;
-  const Driver driver(FOVEA_FAKE_LIBCUDA);
+  const Driver driver(kFakeLibcuda);
   EXPECT_EQ(driver.why_absent(), "cuInit: CUDA_ERROR_FAKE (100, as the test asked)");
 }
 
 TEST(Driver, MachineWithoutDevicesIsAbsent) {
   fresh_fake().num_devices = 0;
-  EXPECT_THAT(Driver(FOVEA_FAKE_LIBCUDA).why_absent(), HasSubstr("no device"));
+  EXPECT_THAT(Driver(kFakeLibcuda).why_absent(), HasSubstr("no device"));
 }
 
 TEST(Driver, DescribesEveryDevice) {
   fresh_fake().num_devices = 2;
-  const Driver driver(FOVEA_FAKE_LIBCUDA);
+  const Driver driver(kFakeLibcuda);
   ASSERT_TRUE(driver.is_present()) << driver.why_absent();
   EXPECT_EQ(driver.version(), 13000);
   ASSERT_EQ(driver.devices().size(), 2U);
@@ -69,7 +69,7 @@ TEST(Driver, DescribesEveryDevice) {
 
 TEST(Driver, DeviceThatIsNotThereIsRefusedByItsNumber) {
   fresh_fake();
-  const Driver driver(FOVEA_FAKE_LIBCUDA);
+  const Driver driver(kFakeLibcuda);
   for (const int index : {-1, 1}) {
     try {
       driver.device(index);
@@ -83,7 +83,7 @@ TEST(Driver, DeviceThatIsNotThereIsRefusedByItsNumber) {
 
 TEST(Driver, FailedCallIsADeviceErrorWithTheCallTheNameAndWhatItWasAbout) {
   fresh_fake();
-  const Driver driver(FOVEA_FAKE_LIBCUDA);
+  const Driver driver(kFakeLibcuda);
   EXPECT_NO_THROW(driver.check(kSuccess, "cuSomething"));
   try {
     driver.check(700, "cuSomething", "kernel k");
@@ -98,7 +98,7 @@ TEST(Driver, FailedCallIsADeviceErrorWithTheCallTheNameAndWhatItWasAbout) {
 // first.
 TEST(Driver, ForkedChildIsToldSoByEveryCallAndFreesNothing) {
   FakeState& fake = fresh_fake();
-  const Driver driver(FOVEA_FAKE_LIBCUDA);
+  const Driver driver(kFakeLibcuda);
   const DeviceContext context(driver, 0);
   constexpr std::array<std::byte, 4> kImage{};
   auto module = std::make_unique<Module>(context, kImage, "kernel of the test");

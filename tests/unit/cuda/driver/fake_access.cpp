@@ -14,6 +14,6 @@ FakeState& fresh_fake(const char* file) {
   return *access();
 }
 
-FakeState& fresh_fake() { return fresh_fake(FOVEA_FAKE_LIBCUDA); }
+FakeState& fresh_fake() { return fresh_fake(kFakeLibcuda); }
 
 }  // namespace fovea::cuda::driver

@@ -1,11 +1,12 @@
 // A driver without a GPU: a shared library with the driver's names that remembers what it was asked.
-// Tests open it by its path (FOVEA_FAKE_LIBCUDA) and reach its memory by fake_state().
+// Tests open it by its path (kFakeLibcuda) and reach its memory by fake_state().
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "cuda/driver/types.hpp"
+#include "unit/cuda/driver/fake_libraries.hpp"
 
 namespace fovea::cuda::driver {
 
@@ -64,9 +65,9 @@ struct FakeState {
 inline constexpr int kFakeHipSharedBytes = 64 << 10;
 inline constexpr int kFakeHipWarpLanes = 64;
 
-/// Opens the fake and gives it a fresh memory.
+/// Opens kFakeLibcuda and gives it a fresh memory.
 FakeState& fresh_fake();
-/// The one in another file: FOVEA_FAKE_PROCESS_LIBCUDA, FOVEA_FAKE_LIBAMDHIP64.
+/// The one in another file: kFakeProcessLibcuda, kFakeLibamdhip64.
 FakeState& fresh_fake(const char* file);
 
 inline constexpr int kFakeStaticSharedBytes = 48;

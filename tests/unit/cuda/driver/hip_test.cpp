@@ -35,29 +35,29 @@ TEST(HipDriver, AbsentLibraryIsOneLineThatNamesIt) {
 
 // A library without what ROCm 6 has: here another maker's.
 TEST(HipDriver, OlderOneIsRefusedByTheFunctionItLacks) {
-  EXPECT_THAT(hip_of(FOVEA_FAKE_LIBCUDA).why_absent(),
+  EXPECT_THAT(hip_of(kFakeLibcuda).why_absent(),
               AllOf(HasSubstr("lacks hipInit"), HasSubstr("ROCm 6 or newer")));
 }
 
 TEST(HipDriver, FirstThatCanBeOpenedIsTaken) {
-  fresh_fake(FOVEA_FAKE_LIBAMDHIP64);
-  const Driver driver(Device::Kind::rocm, {"libamdhip64_of_nobody.so.6", FOVEA_FAKE_LIBAMDHIP64});
+  fresh_fake(kFakeLibamdhip64);
+  const Driver driver(Device::Kind::rocm, {"libamdhip64_of_nobody.so.6", kFakeLibamdhip64});
   EXPECT_EQ(driver.why_absent(), "");
-  EXPECT_EQ(driver.path(), FOVEA_FAKE_LIBAMDHIP64);
+  EXPECT_EQ(driver.path(), kFakeLibamdhip64);
 }
 
 // Two of them in one process would not know each other's memory. The first name is that of a library which can be
 // opened.
 TEST(HipDriver, WhatTheProcessHasComesBeforeWhatIsNamedFirst) {
-  EXPECT_THAT(Driver(Device::Kind::rocm, {FOVEA_FAKE_LIBNCCL, "libm.so.6"}).why_absent(),
+  EXPECT_THAT(Driver(Device::Kind::rocm, {kFakeLibnccl, "libm.so.6"}).why_absent(),
               HasSubstr("libm.so.6 lacks hipInit"));
-  EXPECT_THAT(hip_of(FOVEA_FAKE_LIBNCCL).why_absent(), HasSubstr("lacks hipInit"));
+  EXPECT_THAT(hip_of(kFakeLibnccl).why_absent(), HasSubstr("lacks hipInit"));
 }
 
 TEST(HipDriver, SaysWhatADeviceIs) {
-  FakeState& fake = fresh_fake(FOVEA_FAKE_LIBAMDHIP64);
+  FakeState& fake = fresh_fake(kFakeLibamdhip64);
   fake.num_devices = 2;
-  const Driver driver = hip_of(FOVEA_FAKE_LIBAMDHIP64);
+  const Driver driver = hip_of(kFakeLibamdhip64);
   ASSERT_EQ(driver.why_absent(), "");
   EXPECT_EQ(driver.version(), 6020);
   ASSERT_EQ(driver.devices().size(), 2U);
@@ -73,22 +73,22 @@ TEST(HipDriver, SaysWhatADeviceIs) {
 }
 
 TEST(HipDriver, ArchitectureIsReadToTheColonAndNothingElse) {
-  FakeState& fake = fresh_fake(FOVEA_FAKE_LIBAMDHIP64);
+  FakeState& fake = fresh_fake(kFakeLibamdhip64);
   for (const auto& [name, gfx] : {std::pair{"gfx90a:sramecc+:xnack-", 0x90a},
                                   std::pair{"gfx1100", 0x1100}, std::pair{"gfx1201", 0x1201}}) {
     fake.architecture = name;
-    EXPECT_EQ(hip_of(FOVEA_FAKE_LIBAMDHIP64).device(0).gfx, gfx) << name;
+    EXPECT_EQ(hip_of(kFakeLibamdhip64).device(0).gfx, gfx) << name;
   }
   for (const char* name : {"", "gfx", "gfx9-generic", "sm_90"}) {
     fake.architecture = name;
-    EXPECT_THAT(hip_of(FOVEA_FAKE_LIBAMDHIP64).why_absent(),
+    EXPECT_THAT(hip_of(kFakeLibamdhip64).why_absent(),
                 HasSubstr(std::string("rocm:0 is '") + name + "'"));
   }
 }
 
 TEST(HipDriver, DeviceThatIsNotThereIsRefusedByItsName) {
-  fresh_fake(FOVEA_FAKE_LIBAMDHIP64);
-  const Driver driver = hip_of(FOVEA_FAKE_LIBAMDHIP64);
+  fresh_fake(kFakeLibamdhip64);
+  const Driver driver = hip_of(kFakeLibamdhip64);
   try {
     driver.device(3);
     FAIL();
@@ -100,8 +100,8 @@ TEST(HipDriver, DeviceThatIsNotThereIsRefusedByItsName) {
 /// A fake device of AMD's, and a kernel in it.
 class HipLaunch : public testing::Test {
  protected:
-  FakeState& fake = fresh_fake(FOVEA_FAKE_LIBAMDHIP64);
-  Driver driver{Device::Kind::rocm, {FOVEA_FAKE_LIBAMDHIP64}};
+  FakeState& fake = fresh_fake(kFakeLibamdhip64);
+  Driver driver{Device::Kind::rocm, {kFakeLibamdhip64}};
   DeviceContext context{driver, 0};
   Module module{context, kImage, "kernel of the test"};
   Function function = module.function("fovea_kernel");
@@ -152,7 +152,7 @@ TEST_F(HipLaunch, ImageThatIsRefusedMayBeReplacedByAnother) {
 // HIP has no contexts: what is current is a device, and the caller's stays what it was.
 TEST_F(HipLaunch, DeviceIsSetForTheCallAndTheCallersRestored) {
   fake.num_devices = 2;
-  const Driver two = hip_of(FOVEA_FAKE_LIBAMDHIP64);
+  const Driver two = hip_of(kFakeLibamdhip64);
   const DeviceContext second(two, 1);
   fake.current_device = 0;
   {

@@ -28,7 +28,7 @@ constexpr std::array<std::byte, 4> kImage{};
 class Launch : public testing::Test {
  protected:
   FakeState& fake = fresh_fake();
-  Driver driver{FOVEA_FAKE_LIBCUDA};
+  Driver driver{kFakeLibcuda};
   DeviceContext context{driver, 0};
   Module module{context, kImage, "kernel of the test"};
   Function function = module.function("fovea_kernel");

@@ -27,15 +27,15 @@ class HipPlan : public testing::Test {
  protected:
   jit::LoaderOptions options() const {
     jit::LoaderOptions result;
-    result.hiprtc.named = FOVEA_FAKE_LIBHIPRTC;
+    result.hiprtc.named = kFakeLibhiprtc;
     result.disk = {.folder = folder / "kernels"};
     result.pack = std::nullopt;
     return result;
   }
 
   jit::TemporaryFolder folder;
-  driver::FakeState& fake = driver::fresh_fake(FOVEA_FAKE_LIBAMDHIP64);
-  driver::Driver driver{Device::Kind::rocm, {FOVEA_FAKE_LIBAMDHIP64}};
+  driver::FakeState& fake = driver::fresh_fake(kFakeLibamdhip64);
+  driver::Driver driver{Device::Kind::rocm, {kFakeLibamdhip64}};
   driver::DeviceContext context{driver, 0};
 };
 

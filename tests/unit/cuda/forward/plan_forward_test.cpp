@@ -68,7 +68,7 @@ class PlanForward : public testing::Test {
   jit::TemporaryFolder folder;
   std::vector<jit::SourceFile> files = with_narrow_kernel();
   driver::FakeState& fake = driver::fresh_fake();
-  driver::Driver driver{FOVEA_FAKE_LIBCUDA};
+  driver::Driver driver{kFakeLibcuda};
   driver::DeviceContext context{driver, 0};
   ForwardProblem problem = pose({.dtype = Dtype::f32, .head_dim_qk = 64, .head_dim_v = 64});
 };

@@ -38,13 +38,13 @@ class StagedPlan : public testing::Test {
 
   template <typename Function>
   static Function of_compiler(const char* name) {
-    void* const library = ::dlopen(FOVEA_FAKE_LIBNVRTC, RTLD_NOW | RTLD_LOCAL);
+    void* const library = ::dlopen(kFakeLibnvrtc, RTLD_NOW | RTLD_LOCAL);
     return reinterpret_cast<Function>(::dlsym(library, name));
   }
   static void hold(const char* words) { of_compiler<jit::FakeNvrtcHold>("fake_nvrtc_hold")(words); }
   jit::LoaderOptions options() const {
     jit::LoaderOptions result;
-    result.nvrtc.named = FOVEA_FAKE_LIBNVRTC;
+    result.nvrtc.named = kFakeLibnvrtc;
     result.disk = {.folder = folder / "kernels"};
     result.pack = std::nullopt;
     result.max_in_background = 1;
@@ -86,7 +86,7 @@ class StagedPlan : public testing::Test {
   alignas(16) std::uint16_t memory[64] = {};
   jit::TemporaryFolder folder;
   driver::FakeState& fake = driver::fresh_fake();
-  driver::Driver driver{FOVEA_FAKE_LIBCUDA};
+  driver::Driver driver{kFakeLibcuda};
   driver::DeviceContext context{driver, 0};
   ForwardProblem problem = pose({});
   std::optional<jit::Loader> loader{options()};

@@ -1,4 +1,4 @@
-// What a test tells the fake of AMD's compiler (FOVEA_FAKE_LIBHIPRTC, fake_libhiprtc.cpp), and what it learns from it.
+// What a test tells the fake of AMD's compiler (kFakeLibhiprtc, fake_libhiprtc.cpp), and what it learns from it.
 #pragma once
 
 #include <string>

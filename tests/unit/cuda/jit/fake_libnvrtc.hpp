@@ -1,4 +1,4 @@
-// What a test tells the fake compiler (FOVEA_FAKE_LIBNVRTC, fake_libnvrtc.cpp), and what it learns from it.
+// What a test tells the fake compiler (kFakeLibnvrtc, fake_libnvrtc.cpp), and what it learns from it.
 #pragma once
 
 namespace fovea::cuda::jit {

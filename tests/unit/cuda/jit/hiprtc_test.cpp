@@ -39,7 +39,7 @@ CompilerSearch search_for(const std::string& named) {
 
 /// Of the fake's file, its state as new.
 FakeHiprtcState& fresh_compiler() {
-  void* const library = ::dlopen(FOVEA_FAKE_LIBHIPRTC, RTLD_NOW | RTLD_LOCAL);
+  void* const library = ::dlopen(kFakeLibhiprtc, RTLD_NOW | RTLD_LOCAL);
   auto* const find =
       reinterpret_cast<FakeHiprtcState* (*)()>(::dlsym(library, "fake_hiprtc_state"));
   return *find() = {};
@@ -54,7 +54,7 @@ std::vector<std::string> names_of(const std::vector<Architecture>& architectures
 class Hiprtc : public testing::Test {
  protected:
   FakeHiprtcState& fake = fresh_compiler();
-  Compiler compiler{search_for(FOVEA_FAKE_LIBHIPRTC), amd_device_text()};
+  Compiler compiler{search_for(kFakeLibhiprtc), amd_device_text()};
 };
 
 TEST_F(Hiprtc, CompilesByItsOwnOptionsAndReportsWhatTheCodeObjectSays) {
@@ -75,18 +75,18 @@ TEST_F(Hiprtc, TargetsThatItsClangDoesNotKnowAreNeverAskedFor) {
   EXPECT_THAT(names_of(compiler.architectures()),
               ElementsAre("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"));
   fake.clang = 18;
-  Compiler of_rocm_62(search_for(FOVEA_FAKE_LIBHIPRTC), amd_device_text());
+  Compiler of_rocm_62(search_for(kFakeLibhiprtc), amd_device_text());
   EXPECT_THAT(names_of(of_rocm_62.architectures()),
               ElementsAre("gfx90a", "gfx942", "gfx1100", "gfx1201"));
   fake.clang = 15;
-  Compiler old(search_for(FOVEA_FAKE_LIBHIPRTC), amd_device_text());
+  Compiler old(search_for(kFakeLibhiprtc), amd_device_text());
   EXPECT_THAT(names_of(old.architectures()), ElementsAre("gfx90a"));
   try {
     old.compile(small_kernel(), kMi300);
     FAIL();
   } catch (const Unsupported& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("hipRTC 15.0.0git does not know gfx942"),
-                                    HasSubstr(FOVEA_FAKE_LIBHIPRTC)));
+                                    HasSubstr(kFakeLibhiprtc)));
   }
   EXPECT_EQ(old.num_compiles(), 0);
 }
@@ -138,7 +138,7 @@ TEST(HiprtcLibrary, AbsenceIsOneLineThatSaysWhatToDo) {
                     Not(HasSubstr("\n"))));
   EXPECT_THAT(CompilerLibrary(search_for("/nowhere/libhiprtc.so")).why_absent(),
               AllOf(HasSubstr("FOVEA_HIPRTC is '/nowhere/libhiprtc.so'")));
-  EXPECT_THAT(CompilerLibrary(search_for(FOVEA_FAKE_LIBNVRTC)).why_absent(),
+  EXPECT_THAT(CompilerLibrary(search_for(kFakeLibnvrtc)).why_absent(),
               AllOf(HasSubstr("lacks hiprtcVersion"), HasSubstr("ROCm 6 or newer")));
 }
 
@@ -158,7 +158,7 @@ class HipLoader : public testing::Test {
  protected:
   LoaderOptions options() const {
     LoaderOptions result;
-    result.hiprtc = search_for(FOVEA_FAKE_LIBHIPRTC);
+    result.hiprtc = search_for(kFakeLibhiprtc);
     result.nvrtc = search_nowhere();
     result.disk = {.folder = folder / "kernels"};
     result.pack = std::nullopt;
@@ -167,8 +167,8 @@ class HipLoader : public testing::Test {
 
   TemporaryFolder folder;
   FakeHiprtcState& compiler = fresh_compiler();
-  driver::FakeState& fake = driver::fresh_fake(FOVEA_FAKE_LIBAMDHIP64);
-  driver::Driver driver{Device::Kind::rocm, {FOVEA_FAKE_LIBAMDHIP64}};
+  driver::FakeState& fake = driver::fresh_fake(kFakeLibamdhip64);
+  driver::Driver driver{Device::Kind::rocm, {kFakeLibamdhip64}};
   driver::DeviceContext context{driver, 0};
 };
 
@@ -217,7 +217,7 @@ TEST_F(HipLoader, AvailabilityNamesThePieceThatIsMissing) {
   EXPECT_THAT(why_unavailable(driver, nothing, 0),
               AllOf(HasSubstr("no kernel compiler"), HasSubstr("libhiprtc.so")));
   fake.architecture = "gfx1030";
-  const driver::Driver rdna2(Device::Kind::rocm, {FOVEA_FAKE_LIBAMDHIP64});
+  const driver::Driver rdna2(Device::Kind::rocm, {kFakeLibamdhip64});
   EXPECT_THAT(why_unavailable(rdna2, whole, 0),
               AllOf(HasSubstr("rocm:0 (Fake MI300X) is gfx1030"),
                     HasSubstr("expected gfx90a, gfx942, gfx950, gfx1100 or gfx1201")));

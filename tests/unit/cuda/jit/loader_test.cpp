@@ -53,7 +53,7 @@ class LoaderTest : public testing::Test {
 
   TemporaryFolder folder;
   driver::FakeState& fake = driver::fresh_fake();
-  driver::Driver driver{FOVEA_FAKE_LIBCUDA};
+  driver::Driver driver{kFakeLibcuda};
   driver::DeviceContext context{driver, 0};
 };
 
@@ -259,7 +259,7 @@ TEST_F(LoaderTest, KernelIsLoadedOnceForEachDevice) {
   EXPECT_EQ(loader.counts().from_pack, 2);
 
   fake.num_devices = 2;
-  const driver::Driver two_devices(FOVEA_FAKE_LIBCUDA);
+  const driver::Driver two_devices(kFakeLibcuda);
   const driver::DeviceContext second(two_devices, 1);
   EXPECT_NE(loader.load(small_kernel(0), second), one);
   EXPECT_EQ(fake.count("cuModuleLoadDataEx"), 3);
@@ -397,13 +397,13 @@ class LoadAllTest : public LoaderTest {
  protected:
   LoaderOptions with_fake_compiler(unsigned max_compiled_at_once) const {
     LoaderOptions result = options();
-    result.nvrtc.named = FOVEA_FAKE_LIBNVRTC;
+    result.nvrtc.named = kFakeLibnvrtc;
     result.max_compiled_at_once = max_compiled_at_once;
     return result;
   }
   /// Its state, as new.
   static FakeNvrtcState& fresh_compiler(int num_expected, int longest_wait_ms = 5000) {
-    void* const library = ::dlopen(FOVEA_FAKE_LIBNVRTC, RTLD_NOW | RTLD_LOCAL);
+    void* const library = ::dlopen(kFakeLibnvrtc, RTLD_NOW | RTLD_LOCAL);
     auto* const find =
         reinterpret_cast<FakeNvrtcState* (*)()>(::dlsym(library, "fake_nvrtc_state"));
     return *find() = {.num_expected = num_expected, .longest_wait_ms = longest_wait_ms};
@@ -501,7 +501,7 @@ TEST_F(LoaderTest, AvailabilityNamesThePieceThatIsMissing) {
       holds_in_child([&] { return why_unavailable(driver, with_pack, 0) == driver::kForked; }));
 
   fake.major = 7;
-  const driver::Driver old(FOVEA_FAKE_LIBCUDA);
+  const driver::Driver old(kFakeLibcuda);
   EXPECT_THAT(why_unavailable(old, with_pack, 0),
               AllOf(HasSubstr("capability 7.0"), HasSubstr("expected 7.5")));
 }

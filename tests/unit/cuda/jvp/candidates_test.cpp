@@ -204,7 +204,7 @@ TEST(JvpLaunch, ColumnsOfWideValuesAreDividedAndLseIsWrittenOnce) {
 TEST(JvpLaunch, ACallLaunchesAndDoesNothingElse) {
   FOVEA_SKIP_WITHOUT_NVRTC();
   driver::FakeState& fake = driver::fresh_fake();
-  const driver::Driver driver{FOVEA_FAKE_LIBCUDA};
+  const driver::Driver driver{kFakeLibcuda};
   const driver::DeviceContext context{driver, 0};
   const jit::TemporaryFolder folder;
   jit::LoaderOptions options;
