@@ -7,6 +7,7 @@
 // The text form prints and parses back to the same node. Library words (causal, alibi, ...) are in mask.hpp.
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <cstdint>
 #include <memory>
@@ -116,11 +117,32 @@ FOVEA_EXPORT Expr operator~(const Expr& a);
 FOVEA_EXPORT Expr operator<<(const Expr& a, const Expr& b);
 FOVEA_EXPORT Expr operator>>(const Expr& a, const Expr& b);
 
+/// What indexes a dimension of a captured tensor. It has an element for each such index of a call: of heads exactly as
+/// many, else as many or more; or, of batch, heads and positions, one that all share.
+enum class Axis : std::uint8_t {
+  any,    // a formula; an index beyond the end reads the nearest element
+  one,    // the constant 0: one element, which all share
+  batch,  // also of packed sequences
+  q_head,
+  q_idx,
+  kv_idx,
+  q_or_kv_idx,
+  bits_of_keys,   // 32 draft tokens to an element, as many tokens as queries
+  seqlen_offset,  // of packed sequences, one more than there are
+  packed_q,       // rows of all sequences
+  packed_kv,
+  packed_q_or_kv
+};
+
 /// A tensor that a program reads, by name. Contents and address are a slot: changing them recompiles nothing. The view
 /// may have rank 0: view(&n, {}).
 struct CapturedTensor {
   std::string name;
   TensorView view;
+  /// Of a library word (mask.hpp): its name, and what indexes each dimension. A call for which the tensor is too small
+  /// is refused.
+  std::string_view word{};
+  std::array<Axis, kMaxRank> axes{};
 };
 
 /// A run-time number that a program reads, by name: an int or a float.
@@ -151,6 +173,7 @@ struct Captures {
 class FOVEA_EXPORT Captured {
  public:
   Captured(std::string name, const TensorView& view);
+  explicit Captured(CapturedTensor captured);
   Expr load(std::vector<Expr> indices) const;
   Expr operator[](const Expr& index) const { return load({index}); }
   template <typename... Index>

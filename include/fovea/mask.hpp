@@ -1,5 +1,6 @@
 // The library's words: score and mask programs that everybody needs, each with the text that it stands for.
-// They are ordinary formulas (expr.hpp): combine masks with && || !, scores with |.
+// They are ordinary formulas (expr.hpp): combine masks with && || !, scores with |. Their tensors have an element for
+// each index of a call (Axis in expr.hpp): those too small are refused, where other programs read the last again.
 #pragma once
 
 #include <cstdint>

@@ -81,7 +81,10 @@ Expr operator<<(const Expr& a, const Expr& b) { return binary(Op::shl, a, b); }
 Expr operator>>(const Expr& a, const Expr& b) { return binary(Op::shr, a, b); }
 
 Captured::Captured(std::string name, const TensorView& view)
-    : captured_(std::make_shared<const CapturedTensor>(CapturedTensor{std::move(name), view})) {
+    : Captured(CapturedTensor{std::move(name), view}) {}
+
+Captured::Captured(CapturedTensor captured)
+    : captured_(std::make_shared<const CapturedTensor>(std::move(captured))) {
   if (const auto reason = expr::name_refusal(captured_->name)) invalid("capture", *reason);
 }
 

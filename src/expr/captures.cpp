@@ -105,6 +105,13 @@ NodePtr bind(const NodePtr& root, const Captures& captures) {
   });
 }
 
+NodePtr without_axes(const NodePtr& load) {
+  const CapturedTensor& tensor = *load->tensor;
+  if (tensor.word.empty()) return load;
+  return with_binding(
+      *load, std::make_shared<const CapturedTensor>(CapturedTensor{tensor.name, tensor.view}));
+}
+
 Digest structural_key(const NodePtr& root) {
   std::unordered_map<std::string, std::string> numbered;
   for (const Node* node : topological(*root)) {

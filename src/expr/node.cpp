@@ -454,7 +454,9 @@ NodePtr with_name(const Node& node, const std::string& slot) {
   Node copy = node;
   copy.name = slot;
   if (node.op == Op::load) {
-    copy.tensor = std::make_shared<const CapturedTensor>(CapturedTensor{slot, node.tensor->view});
+    CapturedTensor renamed = *node.tensor;
+    renamed.name = slot;
+    copy.tensor = std::make_shared<const CapturedTensor>(std::move(renamed));
   } else {
     const CapturedScalar& bound = *node.scalar_binding;
     copy.scalar_binding =

@@ -51,6 +51,9 @@ NodePtr rename_slots(const NodePtr& root,
 /// The same formula with every slot bound to what `captures` has under its name.
 NodePtr bind(const NodePtr& root, const Captures& captures);
 
+/// A load as of a program that is no library word: of the tensor in another call than the word was made for.
+NodePtr without_axes(const NodePtr& load);
+
 /// Slots in order of first use; throws InvalidArgument when one name is bound to two different
 /// things.
 Captures collect_captures(const Node& root);

@@ -1,11 +1,9 @@
 #include "ffi/arguments.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -53,22 +51,11 @@ struct ProgramArgument {
   std::string name, text_name;  // the fields
 };
 
-/// How many indices of a call go along a dimension of what a word reads. Of rows and keys a tensor may have more, as a
-/// table for the longest has.
-struct Axis {
-  std::int64_t extent;
-  bool is_exact = false;
-};
-
-bool has_room(std::int64_t extent, const Axis& axis) {
-  return extent == 1 || extent == axis.extent || (!axis.is_exact && extent > axis.extent);
-}
-
 // Reads the fields of one struct and says whose they are when one is wrong.
 class Reader {
  public:
-  Reader(const fovea_attention_forward_args& args, std::string where, Keys keys = Keys::of_call)
-      : args_(args), where_(std::move(where)), keys_(keys) {}
+  Reader(const fovea_attention_forward_args& args, std::string where)
+      : args_(args), where_(std::move(where)) {}
 
   // Most tensors of most calls are NULL: what they would be called in an error is not spelt out.
   TensorView input(const DLTensor* tensor, std::string_view name) const {
@@ -121,14 +108,9 @@ class Reader {
   void refuse_one_sided_segments(const ProgramSource& source) const;
   void read_segments(ProgramSource& source) const;
   void check_packed_ids(const TensorView& ids, const DLTensor* rows, std::string_view name) const;
-  std::array<Axis, 4> axes() const;
-  void check_extents(const TensorView& view, std::string_view name,
-                     std::span<const Axis> axes) const;
-  void check_words(const ProgramSource& source) const;
 
   const fovea_attention_forward_args& args_;
   std::string where_;
-  Keys keys_;
 };
 
 CapturedScalar Reader::scalar(std::string name, std::int32_t type, double value) const {
@@ -255,53 +237,6 @@ void Reader::read_segments(ProgramSource& source) const {
   source.cu_seqlens_kv = required(input(args_.cu_seqlens_kv, "cu_seqlens_kv"), "cu_seqlens_kv");
 }
 
-/// Batch, query heads, queries and keys; 0 where lengths alone say how many, in memory that is not looked at here.
-std::array<Axis, 4> Reader::axes() const {
-  const std::span q(args_.q->shape, static_cast<std::size_t>(args_.q->ndim));
-  const std::int64_t num_heads = q[q.size() - 2];
-  const DLTensor* const offsets = args_.cu_seqlens_q;
-  if (offsets != nullptr) {
-    const std::int64_t num_sequences = offsets->ndim == 1 ? offsets->shape[0] - 1 : 0;
-    return {{{num_sequences}, {num_heads, true}, {0}, {0}}};
-  }
-  const bool has_keys = keys_ == Keys::of_call && args_.k->ndim == 4;
-  return {{{q[0]}, {num_heads, true}, {q[1]}, {has_keys ? args_.k->shape[1] : 0}}};
-}
-
-/// The last dimensions of `axes` are those of the tensor. An index beyond its end would read its last element again.
-void Reader::check_extents(const TensorView& view, std::string_view name,
-                           std::span<const Axis> axes) const {
-  const auto rank = static_cast<std::size_t>(view.rank());
-  if (!view || rank > axes.size()) return;  // the word says which ranks it takes
-  const std::span own = axes.last(rank);
-  bool fits = true;
-  for (std::size_t i = 0; i < rank; ++i)
-    fits = fits && has_room(view.size(static_cast<int>(i)), own[i]);
-  if (fits) return;
-  std::string expected;
-  for (const Axis& axis : own) {
-    expected += expected.empty() ? "" : ", ";
-    expected += axis.extent == 0 ? "any" : std::to_string(axis.extent);
-  }
-  invalid(label(name),
-          "is " + to_string(view.spec()) + "; expected [" + expected +
-              "], of which all but heads may be more, or 1 where all share an element");
-}
-
-void Reader::check_words(const ProgramSource& source) const {
-  const int rank = args_.cu_seqlens_q == nullptr ? 4 : 3;
-  if (args_.q == nullptr || args_.k == nullptr || args_.q->ndim != rank)
-    return;  // refused elsewhere
-  const std::array all = axes();
-  const auto& [batch, heads, rows, keys] = all;
-  check_extents(source.bias, "bias", all);
-  check_extents(source.mask, "mask", all);
-  check_extents(source.alibi, "alibi", std::array{batch, heads});
-  if (rank == 3) return;  // ids of packed rows are checked where they are read
-  check_extents(source.segments_q, "segments_q", std::array{batch, rows});
-  check_extents(source.segments_kv, "segments_kv", std::array{batch, keys});
-}
-
 ProgramSource Reader::program_source() const {
   ProgramSource source;
   read_captures(source);
@@ -335,7 +270,6 @@ ProgramSource Reader::program_source() const {
                .name = "mask_program",
                .text_name = "mask_mod"},
               source.mask_mod);
-  check_words(source);
   const bool needs_align = source.is_causal || has_left || has_right || source.alibi;
   if (needs_align) source.align = enumerator<Align>(args_.align, FOVEA_TOP_LEFT, "align");
   return source;
@@ -394,9 +328,9 @@ Threads to_threads(fovea_runtime* runtime, const fovea_executor* executor,
 }
 
 Call to_call(const fovea_attention_forward_args* from, const std::string& where,
-             ProgramCache* cache, Keys keys) {
+             ProgramCache* cache) {
   const auto c = read_struct(from, kLeastArgsSize, where);
-  const Reader read(c, where, keys);
+  const Reader read(c, where);
   Call call;
   AttentionForward& args = call.args;
   args.q = read.required(read.input(c.q, "q"), "q");

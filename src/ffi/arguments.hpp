@@ -72,13 +72,10 @@ struct Call {
   Threads threads;
 };
 
-/// Whether k of a call are its keys, or a cache with lengths of its own.
-enum class Keys : std::uint8_t { of_call, of_cache };
-
 /// Throws InvalidArgument, each message starting with `where`. The formulas of a call of the same structure before come
 /// from `cache`, else from that of its program handles, if it has any.
 Call to_call(const fovea_attention_forward_args* args, const std::string& where,
-             ProgramCache* cache = nullptr, Keys keys = Keys::of_call);
+             ProgramCache* cache = nullptr);
 
 /// What a forward call says of visibility: of q and k shapes alone are read.
 struct MaskCall {

@@ -104,7 +104,7 @@ DecodeCall to_decode(const fovea_attention_decode_args* source, const std::strin
                      ProgramCache* cache) {
   const auto c = read_struct(source, kLeastSize, where);
   DecodeCall call;
-  call.forward = to_call(c.forward, where + ": forward", cache, Keys::of_cache);
+  call.forward = to_call(c.forward, where + ": forward", cache);
   const AttentionForward& forward = call.forward.args;
   refuse_other_features(forward, where + ": forward");
   const bool sees_all_keys = to_bool(c.sees_all_keys, where + ": sees_all_keys");

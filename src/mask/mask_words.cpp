@@ -31,6 +31,10 @@ MaskMod same_document(const Expr& document_q, const Expr& document_kv) {
   return MaskMod(document_q == document_kv && document_q != -1);
 }
 
+Captured of_documents(std::string name, const TensorView& view, std::initializer_list<Axis> axes) {
+  return mask::capture_for("documents", std::move(name), view, axes);
+}
+
 MaskMod same_document(const Captured& segments_q, const Captured& segments_kv) {
   const Arguments x = arguments();
   return same_document(segments_q(x.batch, x.q_idx), segments_kv(x.batch, x.kv_idx));
@@ -48,10 +52,15 @@ void check_list(const TensorView& list, std::string_view argument, std::string_v
 struct Sides {
   Captured q, kv;
 };
-Sides sides(const std::string& name, const TensorView& of_queries, const TensorView& of_keys) {
-  const Captured q = capture(name + "_q", of_queries);
-  if (!of_keys || of_keys == of_queries) return {q, q};
-  return {q, capture(name + "_kv", of_keys)};
+struct AxesOfSides {
+  Axis q, kv, both;
+};
+Sides sides(const std::string& name, const TensorView& of_queries, const TensorView& of_keys,
+            const AxesOfSides& axes) {
+  const bool is_one = !of_keys || of_keys == of_queries;
+  const Captured q = of_documents(name + "_q", of_queries, {is_one ? axes.both : axes.q});
+  if (is_one) return {q, q};
+  return {q, of_documents(name + "_kv", of_keys, {axes.kv})};
 }
 
 }  // namespace
@@ -85,12 +94,13 @@ MaskMod documents(const TensorView& segments_q, const TensorView& segments_kv) {
   if (segments_q && segments_q == segments_kv) return documents(segments_q);
   check_segments(segments_q, "segments_q");
   check_segments(segments_kv, "segments_kv");
-  return same_document(capture("segments_q", segments_q), capture("segments_kv", segments_kv));
+  return same_document(of_documents("segments_q", segments_q, {Axis::batch, Axis::q_idx}),
+                       of_documents("segments_kv", segments_kv, {Axis::batch, Axis::kv_idx}));
 }
 
 MaskMod documents(const TensorView& segments) {
   check_segments(segments, "segments");
-  const Captured both = capture("segments", segments);
+  const Captured both = of_documents("segments", segments, {Axis::batch, Axis::q_or_kv_idx});
   return same_document(both, both);
 }
 
@@ -104,8 +114,12 @@ MaskMod documents(const PackedSegments& packed) {
     check_list({}, "cu_seqlens_kv", "[num_sequences + 1]");
   }
   const Arguments x = arguments();
-  const Sides segments = sides("segments", packed.segments_q, packed.segments_kv);
-  const Sides begins = sides("cu_seqlens", packed.cu_seqlens_q, packed.cu_seqlens_kv);
+  const Sides segments =
+      sides("segments", packed.segments_q, packed.segments_kv,
+            {.q = Axis::packed_q, .kv = Axis::packed_kv, .both = Axis::packed_q_or_kv});
+  constexpr AxesOfSides kOffsets{
+      .q = Axis::seqlen_offset, .kv = Axis::seqlen_offset, .both = Axis::seqlen_offset};
+  const Sides begins = sides("cu_seqlens", packed.cu_seqlens_q, packed.cu_seqlens_kv, kOffsets);
   return same_document(segments.q[begins.q[x.batch] + x.q_idx],
                        segments.kv[begins.kv[x.batch] + x.kv_idx]);
 }
@@ -117,7 +131,8 @@ MaskMod prefix_lm(const TensorView& prefix_lengths, Align align) {
                                 .dtypes = {Dtype::i32, Dtype::i64},
                                 .shape = "[batch]"});
   const Arguments x = arguments();
-  const Captured lengths = capture("prefix_lengths", prefix_lengths);
+  const Captured lengths =
+      mask::capture_for("prefix_lm", "prefix_lengths", prefix_lengths, {Axis::batch});
   return MaskMod(x.kv_idx < lengths[x.batch] || x.kv_idx <= aligned_q_idx(align));
 }
 
@@ -139,12 +154,16 @@ MaskMod tree(const TensorView& tree_bits) {
                            .dtypes = {Dtype::i32},
                            .shape = "[seqlen_q, words] or [batch, seqlen_q, words]"});
   const Arguments x = arguments();
-  const Captured bits = capture("tree_bits", tree_bits);
+  const bool is_shared = tree_bits.rank() == 2;
+  const Captured bits =
+      is_shared
+          ? mask::capture_for("tree", "tree_bits", tree_bits, {Axis::q_idx, Axis::bits_of_keys})
+          : mask::capture_for("tree", "tree_bits", tree_bits,
+                              {Axis::batch, Axis::q_idx, Axis::bits_of_keys});
   const Expr first_draft = x.seqlen_kv - x.seqlen_q;
   const Expr draft = x.kv_idx - first_draft;
   const Expr word_idx = floor_div(draft, 32);
-  const Expr word =
-      tree_bits.rank() == 2 ? bits(x.q_idx, word_idx) : bits(x.batch, x.q_idx, word_idx);
+  const Expr word = is_shared ? bits(x.q_idx, word_idx) : bits(x.batch, x.q_idx, word_idx);
   return MaskMod(x.kv_idx < first_draft || ((word >> (draft % 32)) & 1) == 1);
 }
 
@@ -164,7 +183,7 @@ MaskMod dense_mask(const TensorView& mask) {
                       .ranks = {2, 3, 4},
                       .dtypes = {Dtype::boolean, Dtype::u8},
                       .shape = "[q, kv], [heads, q, kv] or [batch, heads, q, kv]"});
-  const Expr element = mask::load_broadcast("mask", mask);
+  const Expr element = mask::load_broadcast("dense_mask", "mask", mask);
   return MaskMod(mask.dtype() == Dtype::boolean ? element : element != 0);
 }
 
@@ -181,8 +200,11 @@ MaskMod tile_mask(const TensorView& table, std::int64_t tile_q, std::int64_t til
     return floor_div(position, Expr(static_cast<int>(std::min(size, kLongestDistance))));
   };
   const Arguments x = arguments();
-  const Expr element = mask::load_broadcast(
-      "table", table, {.q = tile_of(x.q_idx, tile_q), .kv = tile_of(x.kv_idx, tile_kv)});
+  const Expr element = mask::load_broadcast("tile_mask", "table", table,
+                                            {.q = tile_of(x.q_idx, tile_q),
+                                             .kv = tile_of(x.kv_idx, tile_kv),
+                                             .axis_q = Axis::any,
+                                             .axis_kv = Axis::any});
   return MaskMod(table.dtype() == Dtype::boolean ? element : element != 0);
 }
 

@@ -26,8 +26,11 @@ ScoreMod alibi(const TensorView& slopes, Align align) {
                               .dtypes = {Dtype::f32, Dtype::f16, Dtype::bf16},
                               .shape = "[num_heads_q] or [batch, num_heads_q]"});
   const Arguments x = arguments();
-  const Captured table = capture("slopes", slopes);
-  const Expr slope = slopes.rank() == 1 ? table[x.q_head] : table(x.batch, x.q_head);
+  const bool is_shared = slopes.rank() == 1;
+  const Captured table =
+      is_shared ? mask::capture_for("alibi", "slopes", slopes, {Axis::q_head})
+                : mask::capture_for("alibi", "slopes", slopes, {Axis::batch, Axis::q_head});
+  const Expr slope = is_shared ? table[x.q_head] : table(x.batch, x.q_head);
   return ScoreMod(x.score - slope * abs(aligned_q_idx(align) - x.kv_idx));
 }
 
@@ -37,7 +40,7 @@ ScoreMod bias(const TensorView& bias) {
                             .ranks = {2, 3, 4},
                             .dtypes = {Dtype::f32, Dtype::f16, Dtype::bf16},
                             .shape = "[q, kv], [heads, q, kv] or [batch, heads, q, kv]"});
-  return ScoreMod(arguments().score + mask::load_broadcast("bias", bias));
+  return ScoreMod(arguments().score + mask::load_broadcast("bias", "bias", bias));
 }
 
 ScoreMod relative_bias(const TensorView& table, const Expr& bucket) {
@@ -52,7 +55,9 @@ ScoreMod relative_bias(const TensorView& table, const Expr& bucket) {
                                          to_string(bucket)));
   }
   const Arguments x = arguments();
-  return ScoreMod(x.score + capture("table", table)(x.q_head, bucket));
+  const Captured captured =
+      mask::capture_for("relative_bias", "table", table, {Axis::q_head, Axis::any});
+  return ScoreMod(x.score + captured(x.q_head, bucket));
 }
 
 }  // namespace fovea

@@ -35,16 +35,28 @@ void check_at_least(std::string_view word, std::string_view argument, std::int64
           fmt::format("{} is {}; expected >= {}{}", argument, value, least, hint));
 }
 
-Expr load_broadcast(std::string_view name, const TensorView& view, const PairIndex& pair) {
+Captured capture_for(std::string_view word, std::string name, const TensorView& view,
+                     std::initializer_list<Axis> axes) {
+  CapturedTensor captured{.name = std::move(name), .view = view, .word = word};
+  std::ranges::copy(axes, captured.axes.begin());
+  return Captured(std::move(captured));
+}
+
+Expr load_broadcast(std::string_view word, std::string name, const TensorView& view,
+                    const PairIndex& pair) {
   const Arguments x = arguments();
-  const Expr axes[] = {x.batch, x.q_head, pair.q, pair.kv};
+  const Expr index_of[] = {x.batch, x.q_head, pair.q, pair.kv};
+  const Axis axis_of[] = {Axis::batch, Axis::q_head, pair.axis_q, pair.axis_kv};
   const int num_left_out = 4 - view.rank();
+  CapturedTensor captured{.name = std::move(name), .view = view, .word = word};
   std::vector<Expr> indices;
   indices.reserve(static_cast<std::size_t>(view.rank()));
   for (int dim = 0; dim < view.rank(); ++dim) {
-    indices.push_back(view.size(dim) == 1 ? Expr(0) : axes[num_left_out + dim]);
+    const bool is_one = view.size(dim) == 1;
+    indices.push_back(is_one ? Expr(0) : index_of[num_left_out + dim]);
+    captured.axes[static_cast<std::size_t>(dim)] = is_one ? Axis::one : axis_of[num_left_out + dim];
   }
-  return capture(std::string(name), view).load(std::move(indices));
+  return Captured(std::move(captured)).load(std::move(indices));
 }
 
 }  // namespace fovea::mask

@@ -109,7 +109,12 @@ class Checker {
   void check_programs() const {
     check_program("score", args_.score, f_.problem.score);
     check_program("mask", args_.mask, f_.problem.mask);
-    check_captured_tensors(f_, args_.score, args_.mask, door_);
+    IndexCounts counts = index_counts(f_);
+    if (!f_.is_varlen) {
+      counts.seqlen_q = seqlen_q_;
+      counts.seqlen_kv = seqlen_kv_;
+    }
+    check_captured_tensors(f_, args_.score, args_.mask, counts, door_);
   }
 
   void check_features() const {

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "core/shape.hpp"
 
@@ -88,10 +91,59 @@ void check_ints(const CapturedTensor& tensor, const TensorChecks& checks) {
       tensor.name, found->value, fmt::join(index, ", ")));
 }
 
-}  // namespace
+/// What tensor_slot has in place of extents.
+constexpr std::int64_t kNoExtent = std::numeric_limits<std::int32_t>::max();
 
-void check_captured_tensor(const ForwardProblem& problem, const CapturedTensor& tensor,
-                           const TensorChecks& checks) {
+struct Room {
+  std::optional<std::int64_t> extent;  // none: any
+  bool is_exact = false;
+  bool may_be_shared = true;
+
+  bool holds(std::int64_t given) const {
+    if (!extent || given == *extent || given == kNoExtent) return true;
+    return (given == 1 && may_be_shared) || (given > *extent && !is_exact);
+  }
+};
+
+std::optional<std::int64_t> longer(std::optional<std::int64_t> a, std::optional<std::int64_t> b) {
+  return a && b ? std::max(a, b) : std::nullopt;
+}
+
+Room room(Axis axis, const IndexCounts& counts) {
+  const auto words = [](std::optional<std::int64_t> bits) {
+    return bits ? std::optional((*bits + 31) / 32) : std::nullopt;
+  };
+  switch (axis) {
+    case Axis::any:
+      return {};
+    case Axis::one:
+      return {.extent = 1, .is_exact = true};
+    case Axis::batch:
+      return {counts.batch};
+    case Axis::q_head:
+      return {.extent = counts.num_heads_q, .is_exact = true};
+    case Axis::q_idx:
+      return {counts.seqlen_q};
+    case Axis::kv_idx:
+      return {counts.seqlen_kv};
+    case Axis::q_or_kv_idx:
+      return {longer(counts.seqlen_q, counts.seqlen_kv)};
+    case Axis::bits_of_keys:
+      return {.extent = words(counts.seqlen_q), .may_be_shared = false};
+    case Axis::seqlen_offset:
+      return {.extent = counts.batch + 1, .may_be_shared = false};
+    case Axis::packed_q:
+      return {.extent = counts.total_q, .may_be_shared = false};
+    case Axis::packed_kv:
+      return {.extent = counts.total_kv, .may_be_shared = false};
+    case Axis::packed_q_or_kv:
+      return {.extent = longer(counts.total_q, counts.total_kv), .may_be_shared = false};
+  }
+  return {};
+}
+
+void check_memory_of(const ForwardProblem& problem, const CapturedTensor& tensor,
+                     const TensorChecks& checks) {
   checks.check_memory({tensor.name, tensor.view});
   const bool is_empty = std::ranges::count(shape_of(tensor.view), 0) > 0;
   if (is_empty && problem.has_positions()) {
@@ -102,11 +154,55 @@ void check_captured_tensor(const ForwardProblem& problem, const CapturedTensor& 
     check_ints(tensor, checks);
 }
 
+}  // namespace
+
+IndexCounts index_counts(const ForwardProblem& f) {
+  IndexCounts counts{.batch = f.num_sequences, .num_heads_q = f.num_heads_q};
+  if (f.is_varlen) {
+    counts.total_q = f.total_q;
+    if (!f.is_cached) counts.total_kv = f.problem.k.shape[0];
+  } else {
+    if (!f.problem.seqlen_q) counts.seqlen_q = f.seqlen_q;
+    if (!f.problem.seqlen_kv) counts.seqlen_kv = f.seqlen_kv;
+  }
+  return counts;
+}
+
+void check_extents(const CapturedTensor& tensor, const IndexCounts& counts,
+                   const TensorChecks& checks) {
+  if (tensor.word.empty()) return;
+  const std::span axes(tensor.axes.data(), static_cast<std::size_t>(tensor.view.rank()));
+  bool fits = true;
+  for (std::size_t dim = 0; dim < axes.size(); ++dim)
+    fits = fits && room(axes[dim], counts).holds(tensor.view.size(static_cast<int>(dim)));
+  if (fits) return;
+  std::vector<std::string> expected;
+  bool has_shared = false;
+  for (const Axis axis : axes) {
+    const Room of_axis = room(axis, counts);
+    expected.push_back(of_axis.extent ? std::to_string(*of_axis.extent) : "any");
+    has_shared = has_shared || of_axis.may_be_shared;
+  }
+  checks.refuse(fmt::format("{}{} is {}; expected [{}], of which all but heads may be more{}",
+                            tensor.word == tensor.name ? "" : fmt::format("{}: ", tensor.word),
+                            tensor.name, to_string(tensor.view.spec()), fmt::join(expected, ", "),
+                            has_shared ? ", or 1 where all share an element" : ""));
+}
+
+void check_captured_tensor(const ForwardProblem& problem, const CapturedTensor& tensor,
+                           const TensorChecks& checks) {
+  if (problem.has_positions()) check_extents(tensor, index_counts(problem), checks);
+  check_memory_of(problem, tensor, checks);
+}
+
 void check_captured_tensors(const ForwardProblem& problem, const ScoreMod& score,
-                            const MaskMod& mask, const TensorChecks& checks) {
+                            const MaskMod& mask, const IndexCounts& counts,
+                            const TensorChecks& checks) {
   for (const Captures* captures : {&score.captures(), &mask.captures()}) {
-    for (const CapturedTensor& tensor : captures->tensors)
-      check_captured_tensor(problem, tensor, checks);
+    for (const CapturedTensor& tensor : captures->tensors) {
+      if (problem.has_positions()) check_extents(tensor, counts, checks);
+      check_memory_of(problem, tensor, checks);
+    }
   }
 }
 

@@ -289,7 +289,7 @@ void validate_decode(const ForwardProblem& f, const AttentionDecode& args, std::
   checks.check({"out", args.out, true}, f.problem.out.dtype, out_shape(f));
   if (args.lse) checks.check({"lse", args.lse, true}, Dtype::f32, lse_shape(args.out));
   if (args.sinks) checks.check({"sinks", args.sinks}, Dtype::f32, std::array{f.num_heads_q});
-  check_captured_tensors(f, args.score, args.mask, checks);
+  check_captured_tensors(f, args.score, args.mask, index_counts(f), checks);
   if (args.rotary) check_query_positions(f, args, checks);
   refuse_overlap(args, checks);
   if (!args.append.k) return;

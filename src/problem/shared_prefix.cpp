@@ -57,6 +57,7 @@ NodePtr of_rows(const NodePtr& formula, const PrefixPrograms& names, bool has_gr
     return found - kColumns.begin();
   };
   return expr::rewrite(formula, [&](const NodePtr& node) -> NodePtr {
+    if (node->op == Op::load) return expr::without_axes(node);
     if (node->op != Op::variable) return nullptr;
     const auto at = column(node->variable);
     return at ? load(names.rows, 2, {row, expr::make_constant(*at)}) : nullptr;

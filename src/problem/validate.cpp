@@ -8,6 +8,7 @@
 #include "core/check.hpp"
 #include "expr/interval.hpp"
 #include "expr/passes.hpp"
+#include "problem/captured_tensors.hpp"
 #include "problem/forward.hpp"
 #include "problem/input_codes.hpp"
 #include "problem/strided_overlap.hpp"
@@ -190,17 +191,19 @@ expr::Box position_bounds(const ForwardProblem& f) {
   return box;
 }
 
-void check_captures(const ProblemChecks& checks, const Program& program, const TensorSpec& q) {
+void check_captures(const ProblemChecks& checks, const Program& program, const ForwardProblem& f) {
+  const TensorChecks door(checks.where, f.device());
   for (const CapturedTensor& tensor : program.captures().tensors) {
-    checks.check_device(tensor.name, tensor.view.spec(), q);
+    checks.check_device(tensor.name, tensor.view.spec(), f.problem.q);
     checks.check_extents(tensor.name, tensor.view.spec());
+    if (f.has_positions()) check_extents(tensor, index_counts(f), door);
   }
 }
 
 void check_programs(const ProblemChecks& checks, const ForwardProblem& f) {
   const expr::Box box = position_bounds(f);
-  check_captures(checks, f.problem.score, f.problem.q);
-  check_captures(checks, f.problem.mask, f.problem.q);
+  check_captures(checks, f.problem.score, f);
+  check_captures(checks, f.problem.mask, f);
   expr::verify(f.problem.score.expr().node(), "score program as it was given");
   expr::verify(f.problem.mask.expr().node(), "mask program as it was given");
   // A problem without positions evaluates nothing, so nothing can be out of range.

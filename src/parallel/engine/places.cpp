@@ -98,6 +98,7 @@ template <typename Where>
 Expr placed_formula(const Program& program, const Where& where) {
   const Slots slots(program.captures());
   return Expr(expr::rewrite(program.expr().shared(), [&](const NodePtr& node) -> NodePtr {
+    if (node->op == Op::load) return expr::without_axes(node);
     return node->op == Op::variable ? in_call(slots, where, node->variable) : nullptr;
   }));
 }

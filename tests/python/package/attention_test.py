@@ -297,13 +297,13 @@ def test_packed_and_cached_calls_know_their_heads_and_sequences() -> None:
     offsets = {"cu_seqlens": (np.int32([0, 13, 33]), np.int32([0, 30, 70]))}
     fovea.attention(q, k, v, bias=draw((2, 4, 20, 40)), alibi=draw((2, 4)), **offsets)
     fovea.attention(q, k, v, mask=draw((3, 4, 20, 40)) > 0, **offsets)  # more sequences than there are
-    with pytest.raises(fovea.InvalidArgument, match=r"bias: is f32 \[3, 20, 40\]; expected \[4, any, any\]"):
+    with pytest.raises(fovea.InvalidArgument, match=r"bias is f32 \[3, 20, 40\]; expected \[4, any, any\]"):
         fovea.attention(q, k, v, bias=draw((3, 20, 40)), **offsets)
-    with pytest.raises(fovea.InvalidArgument, match=r"mask: is bool \[1, 2, 20, 40\]; expected \[2, 4, any, any\]"):
+    with pytest.raises(fovea.InvalidArgument, match=r"dense_mask: mask is bool \[1, 2, 20, 40\]; expected \[2, 4, any, any\]"):
         fovea.attention(q, k, v, mask=draw((1, 2, 20, 40)) > 0, **offsets)
     cache, token = fovea.kv_cache(q, 2, 96, 2, 32), draw((2, 1, 4, 32))
     fovea.decode(token, cache, bias=draw((1, 90)), segment_ids=(np.zeros((2, 1), np.int32), np.zeros((2, 90), np.int32)))
-    with pytest.raises(fovea.InvalidArgument, match=r"alibi: is f32 \[5\]; expected \[4\]"):
+    with pytest.raises(fovea.InvalidArgument, match=r"alibi: slopes is f32 \[5\]; expected \[4\]"):
         fovea.decode(token, cache, alibi=draw((5,)))
 
 
@@ -335,10 +335,10 @@ REFUSED = {
     "quant of another type": (lambda q, k, v: fovea.attention(q, k, v, quant=8), "quant is 8; expected the text of a recipe"),
     "sm_margin": (lambda q, k, v: fovea.attention(q, k, v, sm_margin=-1), "sm_margin"),
     "segments": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(1, 2, 3)), "attention: segment_ids is a tuple of 3"),
-    "segments too short": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(np.zeros((2, 30), np.int32), np.zeros((2, 70), np.int32))), "segments_q: is i32 [2, 30]; expected [2, 33]"),
-    "bias too narrow": (lambda q, k, v: fovea.attention(q, k, v, bias=draw((33, 69))), "bias: is f32 [33, 69]; expected [33, 70]"),
-    "mask of other heads": (lambda q, k, v: fovea.attention(q, k, v, mask=draw((5, 33, 70)) > 0), "mask: is bool [5, 33, 70]; expected [4, 33, 70]"),
-    "alibi of other heads": (lambda q, k, v: fovea.attention(q, k, v, alibi=draw((3,))), "alibi: is f32 [3]; expected [4]"),
+    "segments too short": (lambda q, k, v: fovea.attention(q, k, v, segment_ids=(np.zeros((2, 30), np.int32), np.zeros((2, 70), np.int32))), "documents: segments_q is i32 [2, 30]; expected [2, 33]"),
+    "bias too narrow": (lambda q, k, v: fovea.attention(q, k, v, bias=draw((33, 69))), "bias is f32 [33, 69]; expected [33, 70]"),
+    "mask of other heads": (lambda q, k, v: fovea.attention(q, k, v, mask=draw((5, 33, 70)) > 0), "dense_mask: mask is bool [5, 33, 70]; expected [4, 33, 70]"),
+    "alibi of other heads": (lambda q, k, v: fovea.attention(q, k, v, alibi=draw((3,))), "alibi: slopes is f32 [3]; expected [4]"),
     "overlap": (lambda q, k, v: fovea.attention(q, k, k, out=q), "out"),
     "rank": (lambda q, k, v: fovea.attention(q[0, 0, 0], k, v), "expected rank 4"),
     "rank 0": (lambda q, k, v: fovea.attention(q[0, 0, 0, 0], k, v), "q"),

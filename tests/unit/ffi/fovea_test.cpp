@@ -253,21 +253,22 @@ TEST_F(CWords, TensorsHaveAnElementForEachIndexOfTheCall) {
     EXPECT_EQ(message_with(kMask, shape, kBool), "");
   }
   for (const Shape& shape : {Shape{5, 6}, {4, 7}, {3, 5, 7}, {1, 3, 5, 7}, {2, 2, 7}}) {
-    EXPECT_THAT(message_with(kBias, shape, kF32), HasSubstr("bias: is f32 [")) << shape.size();
-    EXPECT_THAT(message_with(kMask, shape, kBool), HasSubstr("mask: is bool [")) << shape.size();
+    EXPECT_THAT(message_with(kBias, shape, kF32), HasSubstr("bias is f32 [")) << shape.size();
+    EXPECT_THAT(message_with(kMask, shape, kBool), HasSubstr("dense_mask: mask is bool ["))
+        << shape.size();
   }
   EXPECT_THAT(message_with(kBias, {5, 6}, kF32),
-              HasSubstr("bias: is f32 [5, 6]; expected [5, 7], of which all but heads may be more, "
+              HasSubstr("bias is f32 [5, 6]; expected [5, 7], of which all but heads may be more, "
                         "or 1 where all share an element"));
   for (const Shape& shape : {Shape{2}, {1}, {1, 2}, {4, 2}})
     EXPECT_EQ(message_with(kAlibi, shape, kF32), "");
   for (const Shape& shape : {Shape{3}, {1, 3}, {2, 4}})
-    EXPECT_THAT(message_with(kAlibi, shape, kF32), HasSubstr("alibi: is f32 ["));
+    EXPECT_THAT(message_with(kAlibi, shape, kF32), HasSubstr("alibi: slopes is f32 ["));
   EXPECT_EQ(message_with(kSegments, {1, 7}, kI64), "");
   EXPECT_THAT(message_with(kSegments, {1, 4}, kI64),
-              HasSubstr("segments_q: is i64 [1, 4]; expected [1, 5]"));
+              HasSubstr("segments is i64 [1, 4]; expected [1, 7]"));
   EXPECT_THAT(message_with(kSegments, {1, 6}, kI64),
-              HasSubstr("segments_kv: is i64 [1, 6]; expected [1, 7]"));
+              HasSubstr("segments is i64 [1, 6]; expected [1, 7]"));
 }
 
 TEST_F(CWords, SegmentsOfOneSideServeBothWhereLengthsAreEqual) {
