@@ -47,10 +47,13 @@ class FOVEA_EXPORT Expr {
   static Expr from_literal(bool value);
   static Expr from_literal(double value);
   static Expr from_literal(std::int64_t value);  // throws InvalidArgument beyond 32 bits
+  static Expr from_literal(std::uint64_t value);
   template <typename T>
   static Expr from_literal(T value) {
     if constexpr (std::is_floating_point_v<T>) {
       return from_literal(static_cast<double>(value));
+    } else if constexpr (std::is_unsigned_v<T>) {
+      return from_literal(static_cast<std::uint64_t>(value));
     } else {
       return from_literal(static_cast<std::int64_t>(value));
     }

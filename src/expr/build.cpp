@@ -1,4 +1,7 @@
 // Formulas from C++: the operators of the public header, one line each.
+#include <limits>
+#include <string>
+
 #include "fovea/expr.hpp"
 
 #include "core/check.hpp"
@@ -24,6 +27,11 @@ ExprType Expr::type() const { return node_->type; }
 Expr Expr::from_literal(bool value) { return Expr(expr::make_constant(value)); }
 Expr Expr::from_literal(double value) { return Expr(expr::make_constant(value)); }
 Expr Expr::from_literal(std::int64_t value) { return Expr(expr::make_constant(value)); }
+Expr Expr::from_literal(std::uint64_t value) {
+  if (value > std::numeric_limits<std::int32_t>::max())
+    expr::refuse_constant(std::to_string(value));
+  return from_literal(static_cast<std::int64_t>(value));
+}
 
 bool identical(const Expr& a, const Expr& b) { return a.node().digest == b.node().digest; }
 

@@ -379,12 +379,14 @@ NodePtr make_constant(bool value) {
   return finish(std::move(node));
 }
 
+void refuse_constant(const std::string& value) {
+  invalid("formula", fmt::format("the constant {} is beyond 32 bits; expected -2147483648 to "
+                                 "2147483647",
+                                 value));
+}
+
 NodePtr make_constant(std::int64_t value) {
-  if (value != static_cast<std::int32_t>(value)) {
-    invalid("formula",
-            fmt::format("the constant {} is beyond 32 bits; expected -2147483648 to 2147483647",
-                        value));
-  }
+  if (value != static_cast<std::int32_t>(value)) refuse_constant(std::to_string(value));
   Node node;
   node.type = ExprType::integer;
   node.int_value = value;

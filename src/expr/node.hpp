@@ -151,6 +151,7 @@ NodePtr make(Op op, std::vector<NodePtr> operands);
 NodePtr make_constant(bool value);
 NodePtr make_constant(std::int64_t value);  // must fit in 32 bits
 NodePtr make_constant(double value);        // rounded to fp32
+[[noreturn]] void refuse_constant(const std::string& value);
 NodePtr make_variable(Variable variable);
 NodePtr make_scalar(std::shared_ptr<const CapturedScalar> binding);
 NodePtr make_load(std::shared_ptr<const CapturedTensor> tensor, std::vector<NodePtr> indices);

@@ -22,6 +22,16 @@ TEST(Program, LambdaTextAndCopiesAreOneFormula) {
   EXPECT_EQ(traced.captures().tensors[0].name, "slopes");
 }
 
+TEST(Program, UnsignedNumbersOf64BitsAreNotNegative) {
+  for (const std::uint64_t value : {std::uint64_t{1} << 31U, ~std::uint64_t{0}}) {
+    EXPECT_EQ(refusal_of([&] { (void)(arguments().kv_idx < value); }),
+              "formula: the constant " + std::to_string(value) +
+                  " is beyond 32 bits; expected -2147483648 to 2147483647");
+  }
+  EXPECT_EQ(to_string(Expr(std::uint64_t{2147483647})), "2147483647");
+  EXPECT_EQ(to_string(Expr(7U)), "7");
+}
+
 TEST(Program, DefaultsChangeNothing) {
   EXPECT_TRUE(ScoreMod().is_identity());
   EXPECT_TRUE(MaskMod().is_all_visible());
