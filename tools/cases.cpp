@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "failure.hpp"
 
@@ -35,12 +36,21 @@ class CaseReader {
     if (result_.seqlens_q.size() != result_.seqlens_kv.size())
       fail("and seqlen_kv pack different numbers of sequences");
     if (result_.seqlens_q.empty() && !result_.options.seqlen_q) fail("is missing");
+    check_packed();
     check_latent_values();
     check_cache();
     return std::move(result_);
   }
 
  private:
+  void check_packed() {
+    if (result_.seqlens_q.empty()) return;
+    for (const std::string_view key : {"batch", "documents"}) {
+      key_ = key;
+      if (json_.contains(key)) fail("stands beside packed sequences");
+    }
+  }
+
   void check_latent_values() {
     const AttentionOptions& o = result_.options;
     if (!o.has_latent_values) return;
@@ -144,6 +154,8 @@ class CaseReader {
   void scalars(const Json& value) {
     if (!value.is_object()) fail("is not an object");
     for (const auto& item : value.items()) {
+      if (item.value().is_number_unsigned() && item.value().get<std::uint64_t>() > kMaxExtent)
+        fail(fmt::format("holds {}, which is beyond 32 bits", item.value().dump()));
       if (item.value().is_number_integer()) {
         result_.options.scalars.push_back(
             CapturedScalar::of(item.key(), item.value().get<std::int64_t>()));
@@ -283,6 +295,26 @@ Array alibi_slopes(std::int64_t num_heads_q) {
   return slopes;
 }
 
+/// A key that stands twice in one object would hide what the first one says.
+Json parse_json(std::string_view text, std::string_view where) {
+  std::vector<std::set<std::string>> keys;  // of the objects around
+  const auto callback = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
+      bad_input(fmt::format("{}: the key {} stands twice in one object", where, parsed.dump()));
+    return true;
+  };
+  try {
+    return Json::parse(text, callback);
+  } catch (const Json::parse_error& error) {
+    bad_input(fmt::format("{}: no JSON from byte {} on; expected {{\"cases\": [...]}}", where,
+                          error.byte));
+  } catch (const Json::out_of_range&) {
+    bad_input(fmt::format("{}: holds a number beyond the range of doubles", where));
+  }
+}
+
 /// Packed tensors have the shapes of the options, but their rows in one axis.
 void pack(const Case& problem, Inputs& inputs) {
   inputs.cu_seqlens_q = cumulative(problem.seqlens_q);
@@ -300,9 +332,14 @@ void pack(const Case& problem, Inputs& inputs) {
 }  // namespace
 
 std::vector<Case> parse_cases(std::string_view json, std::string_view where) {
-  const Json root = Json::parse(json, nullptr, false);
+  const Json root = parse_json(json, where);
   if (!root.is_object() || !root.contains("cases") || !root["cases"].is_array()) {
     bad_input(fmt::format("{}: not a file of cases; expected {{\"cases\": [...]}}", where));
+  }
+  for (const auto& item : root.items()) {
+    if (item.key() != "cases")
+      bad_input(
+          fmt::format("{}: {} is an unknown key; expected \"cases\" alone", where, item.key()));
   }
   std::vector<Case> cases;
   for (const Json& entry : root["cases"]) cases.push_back(CaseReader(entry, where).read());

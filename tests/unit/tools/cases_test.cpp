@@ -73,6 +73,23 @@ TEST(Cases, AFaultNamesTheCaseAndTheKey) {
             "here: case 'x': sofcap is an unknown key");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "seqlen_q": 3}]})"),
             "here: case 'x': why is not a string");
+  EXPECT_EQ(refusal(R"({"cases": [], "case": []})"),
+            "here: case is an unknown key; expected \"cases\" alone");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "seqlen_q": 4}]})"),
+            "here: the key \"seqlen_q\" stands twice in one object");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3},]})"),
+            "here: no JSON from byte 53 on; expected {\"cases\": [...]}");
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "softcap": 1e400}]})"),
+            "here: holds a number beyond the range of doubles");
+  for (const std::string key : {"batch", "documents"}) {
+    EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": [3, 4],
+                                     "seqlen_kv": [3, 4], ")" +
+                      key + R"(": 2}]})"),
+              "here: case 'x': " + key + " stands beside packed sequences");
+  }
+  EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 3, "mask_mod": "kv_idx < n",
+                                   "scalars": {"n": 18446744073709551615}}]})"),
+            "here: case 'x': scalars holds 18446744073709551615, which is beyond 32 bits");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y", "seqlen_q": 1, "seqlen_kv": 64,
                                    "page_size": 16, "quant": "fast"}]})"),
             "here: case 'x': page_size stands beside quant: a cache is not rounded");
@@ -109,7 +126,7 @@ TEST(Cases, AFaultNamesTheCaseAndTheKey) {
             "here: case 'x': seqlen_q is not a count");
   EXPECT_EQ(refusal(R"({"cases": [{"name": "x", "why": "y"}]})"),
             "here: case 'x': seqlen_q is missing");
-  EXPECT_THAT(refusal("nonsense"), testing::HasSubstr("not a file of cases"));
+  EXPECT_THAT(refusal("nonsense"), testing::HasSubstr("no JSON from byte"));
 }
 
 }  // namespace
