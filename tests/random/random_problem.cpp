@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <limits>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "fovea/mask.hpp"
 
+#include "quant/check.hpp"
 #include "reference/attention_forward.hpp"
 #include "support/compare.hpp"
 #include "support/features.hpp"
@@ -237,6 +240,96 @@ CacheCase draw_cache(Draws& draw) {
   return c;
 }
 
+/// Recipes on the CPU with every feature, and what no named one has.
+Quantization draw_recipe(Draws& draw) {
+  return parse_quantization(draw.element<std::string_view>(
+      {"accurate", "fast", "int8", "sage1", "sage2", "nvfp4", "mxfp4", "accurate,hadamard=yes",
+       "fast,smooth_v=sequence",
+       "qk=int8,q_scales=warp,block_q=32,warp_q=8,k_scales=block,block_kv=32",
+       "int8,v_scales=channel,block_kv=256", "qk=e4m3,smooth_k=sequence"}));
+}
+
+/// Of a forward call: a recipe, what dropout reads in memory, a plan of longer sequences.
+void draw_more(Draws& draw, RandomProblem& problem) {
+  Case& of = problem.dense.forward;
+  if (of.dropout.p > 0) {
+    of.reads_dropout_seed = draw.is_true(0.3);
+    of.has_dropout_places = !of.is_packed() && draw.is_true(0.3);
+  }
+  // A plan of longer sequences refuses tensors that have no elements for programs to read.
+  if (of.max_seqlen_q() > 0 && of.max_seqlen_kv() > 0 && draw.is_true(0.3)) {
+    problem.longest = {of.max_seqlen_q() + draw.below(300), of.max_seqlen_kv() + draw.below(3000)};
+  }
+  if (of.has_infinite_values || of.compute_dtype != ComputeDtype::automatic || !draw.is_true(0.2))
+    return;
+  of.quant = draw_recipe(draw);
+  if (!quant::obstacle(of.quant, of.head_dim_qk).empty()) of.quant.hadamard = false;
+  const std::vector<CpuTarget> targets = targets_for(of);
+  if (targets.empty()) {
+    of.quant = {};
+  } else {
+    problem.target = draw.element_of(targets);
+  }
+}
+
+TensorView capture_normal(CacheCase& c, const std::vector<std::int64_t>& shape) {
+  const auto tensor = std::make_shared<GuardedTensor>(make_spec(Dtype::f32, shape));
+  const Random random(c.seed, 600 + c.captured.size());
+  tensor->fill([&](std::int64_t i) { return random.normal(i); });
+  c.captured.push_back(tensor);
+  return tensor->view();
+}
+
+/// Of programs what tests of dense calls know; all sequences share what they read.
+void draw_cached_programs(Draws& draw, CacheCase& c) {
+  std::int64_t max_q = 0;
+  for (std::int64_t i = 0; i < c.batch(); ++i) max_q = std::max(max_q, c.queries(i));
+  const std::int64_t max_kv = std::max<std::int64_t>(1, std::ranges::max(c.seqlens));
+  max_q = std::max<std::int64_t>(1, max_q);
+  if (draw.is_true(0.3))
+    c.score = c.score | bias(capture_normal(c, {draw.is_true(0.5) ? 1 : c.num_heads_q,
+                                                draw.is_true(0.3) ? 1 : max_q, max_kv}));
+  if (draw.is_true(0.3)) c.score = c.score | alibi(capture_normal(c, {c.num_heads_q}));
+  if (draw.is_true(0.2)) {
+    const TensorView table = capture_normal(c, {c.num_heads_q, 16});
+    c.score = c.score | relative_bias(table, aligned_q_idx() - arguments().kv_idx + 8);
+  }
+  if (draw.is_true(0.2)) {
+    c.score = c.score | parse_score_mod(
+                            "score * gain + sigmoid(float(kv_idx % 7)) * float(q_head - "
+                            "kv_head) + float(q_idx - seqlen_q) / float(1 + seqlen_kv)",
+                            {.scalars = {CapturedScalar::of("gain", 0.75)}});
+  }
+  if (draw.is_true(0.2)) c.mask = c.mask && dilated(3);
+  if (draw.is_true(0.2)) c.mask = c.mask && streaming(4, 20);
+  if (draw.is_true(0.2)) {
+    c.mask = c.mask && parse_mask_mod(
+                           "kv_idx < 3 || kv_idx % 2 == kv_head % 2 || kv_idx >= "
+                           "seqlen_kv - 5");
+  }
+}
+
+/// Keys that sequences have in common; dense queries then want evenly spaced rows.
+void draw_shared_prefix(Draws& draw, CacheCase& c) {
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t i = 0; i < c.batch(); ++i) {
+    const std::int64_t seqlen = c.seqlens[static_cast<std::size_t>(i)];
+    most = std::min(most, seqlen - std::max(c.queries(i), c.new_tokens(i)));
+  }
+  if (most <= 0 || c.packed_new != std::vector<std::int64_t>() || !draw.is_true(0.5)) return;
+  c.shared_prefix = draw.between(1, most);
+  c.has_drawn_tokens = c.has_drawn_tokens && !c.packed_q.empty();
+  if (c.batch() > 1 && draw.is_true(0.5)) c.groups = {0, draw.between(0, c.batch())};
+}
+
+void draw_more(Draws& draw, CacheCase& c) {
+  if (draw.is_true(0.3)) draw_cached_programs(draw, c);
+  if (draw.is_true(0.2)) c.k_dtype = draw.element({Dtype::i8, Dtype::e4m3});
+  if (draw.is_true(0.2)) c.v_dtype = draw.element({Dtype::i8, Dtype::e4m3});
+  if (draw.is_true(0.3)) draw_shared_prefix(draw, c);
+  c.plan_room = draw.is_true(0.3) ? draw.below(5000) : -1;
+}
+
 /// What a cache of bf16 alone is multiplied in depends on the machine; everything else in f32.
 ComputeDtype compute_dtype_of(const CacheCase& c, const AttentionForward& dense) {
   if (c.k_dtype != c.q_dtype || c.v_dtype != c.q_dtype) return ComputeDtype::f32;
@@ -249,8 +342,18 @@ std::string decode_difference(const RandomProblem& problem, Executor& executor) 
   const CpuTarget target = problem.target.value_or(CpuTarget::automatic);
   AttentionDecode args = memory.args(target);
   args.executor = &executor;
-  attention_decode(args);
+  PoisonedWorkspace workspace(0);
+  if (problem.cache.plan_room >= 0) {
+    const std::int64_t longest = std::ranges::max(problem.cache.seqlens);
+    const DecodePlan plan = plan_decode(args, longest + problem.cache.plan_room);
+    workspace = PoisonedWorkspace(plan.workspace_bytes());
+    args.workspace = workspace.span();
+    plan.run(args);
+  } else {
+    attention_decode(args);
+  }
   std::string found = memory.damage() + memory.damage_of_nobody();
+  if (!workspace.has_intact_guards()) found += "wrote outside of workspace\n";
   for (std::int64_t i = 0; i < problem.cache.batch(); ++i) {
     AttentionForward dense = memory.dense(i, target);
     const reference::ForwardResult expected = reference::attention_forward(dense);
@@ -270,14 +373,14 @@ std::string describe(const CacheCase& c) {
   return fmt::format(
       "decode: seqlens {} q {}{} new {}{} heads {}/{} dims {}/{} {}/{}/{} page_size {}{}{}{}{}{}{} "
       "layouts "
-      "{} nan_key {} score {} mask {}",
+      "{} nan_key {} prefix {}{} room {} score {} mask {}",
       fmt::join(c.seqlens, " "), c.seqlen_q, listed(c.packed_q), c.num_new, listed(c.packed_new),
       c.num_heads_q, c.num_heads_kv, c.head_dim_qk, c.head_dim_v, fovea::name(c.q_dtype),
       fovea::name(c.k_dtype), fovea::name(c.v_dtype), c.page_size, c.has_page_list ? " listed" : "",
       c.has_heads_first ? " heads first" : "", c.has_batch_idx ? " batch_idx" : "",
       c.has_left_padding ? " left padding" : "", c.has_sinks ? " sinks" : "",
-      c.has_drawn_tokens ? " drawn tokens" : "", c.layout_seed, c.nan_key, c.score.to_string(),
-      c.mask.to_string());
+      c.has_drawn_tokens ? " drawn tokens" : "", c.layout_seed, c.nan_key, c.shared_prefix,
+      listed(c.groups), c.plan_room, c.score.to_string(), c.mask.to_string());
 }
 
 std::string difference_of(const RandomProblem& problem, Executor& executor) {
@@ -285,8 +388,9 @@ std::string difference_of(const RandomProblem& problem, Executor& executor) {
   if (problem.target) targets = {*problem.target};
   switch (problem.operation) {
     case Operation::forward:
-      return difference_from_oracle(problem.dense.forward,
-                                    {.targets = targets, .executor = &executor});
+      return difference_from_oracle(
+          problem.dense.forward,
+          {.targets = targets, .executor = &executor, .longest = problem.longest});
     case Operation::backward:
       return backward_difference(problem.dense, {.targets = targets, .executor = &executor});
     case Operation::jvp:
@@ -309,6 +413,7 @@ RandomProblem random_problem(std::uint64_t number) {
   if (problem.operation == Operation::decode) {
     problem.cache = draw_cache(draw);
     problem.cache.seed = problem.cache.page_seed = problem.cache.layout_seed = number;
+    draw_more(draw, problem.cache);
     return problem;
   }
   Case& of = problem.dense.forward;
@@ -322,6 +427,7 @@ RandomProblem random_problem(std::uint64_t number) {
   if (is_forward) {
     draw_non_finite(draw, of);
     problem.target = draw.element_of(targets_for(of.dtype, of.compute_dtype));
+    draw_more(draw, problem);
     return problem;
   }
   problem.dense.has_dlse = of.wants_lse && draw.is_true(0.7);

@@ -18,6 +18,7 @@ struct RandomProblem {
   GradientCase dense{};               // of forward its first member
   CacheCase cache{};                  // of decode
   std::optional<CpuTarget> target{};  // default: all
+  std::optional<Lengths> longest{};   // of forward: bounds of its plan; default: none
   int num_threads = 1;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,8 +47,10 @@ struct CacheCase {
   MaskMod mask = causal();
   Quantization quant{};  // of numbers of q's dtype, whatever the cache holds
   bool has_sinks = false;
-  double q_magnitude = 1;   // queries are so many times as large; the scale makes up for it
-  double value_growth = 0;  // values of key i are 2^(value_growth i) times as large
+  double q_magnitude = 1;       // queries are so many times as large; the scale makes up for it
+  double value_growth = 0;      // values of key i are 2^(value_growth i) times as large
+  std::int64_t plan_room = -1;  // how many more keys a plan is for, or no plan
+  std::vector<std::shared_ptr<GuardedTensor>> captured{};  // what programs read
   std::int64_t nan_key =
       -1;  // its values (latent: all of it) are NaN in every sequence that has it
 

@@ -170,12 +170,22 @@ bool PoisonedWorkspace::has_intact_guards() const {
          std::all_of(end, memory_.end(), is_poison);
 }
 
-std::string run_with_poisoned_workspace(AttentionForward args) {
+std::string run_with_poisoned_workspace(AttentionForward args,
+                                        const std::optional<Lengths>& longest) {
   Problem problem = problem_of(args);
   if (args.executor != nullptr) problem.num_threads = args.executor->concurrency();
-  PoisonedWorkspace workspace(plan(problem).workspace_bytes());
+  if (longest) {
+    problem.seqlen_q = up_to(longest->q);
+    problem.seqlen_kv = up_to(longest->kv);
+  }
+  const Plan planned = plan(problem);
+  PoisonedWorkspace workspace(planned.workspace_bytes());
   args.workspace = workspace.span();
-  attention_forward(args);
+  if (longest) {
+    planned.run(args);
+  } else {
+    attention_forward(args);
+  }
   return workspace.has_intact_guards() ? "" : "wrote outside of workspace\n";
 }
 
@@ -194,7 +204,7 @@ std::string difference_from_oracle(const Case& problem, const CompareOptions& op
     std::string found;
     try {
       if (is_public) {
-        found = run_with_poisoned_workspace(args);
+        found = run_with_poisoned_workspace(args, options.longest);
       } else {
         options.run(args);
       }

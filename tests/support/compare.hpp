@@ -21,6 +21,7 @@ struct CompareOptions {
   /// Default: every target that runs this dtype here (targets_for).
   std::vector<CpuTarget> targets{};
   Executor* executor = nullptr;
+  std::optional<Lengths> longest{};  // by a plan of lengths up to these
   /// What is tested. Default: the public attention_forward, with a workspace full of NaN between
   /// guards.
   std::function<void(const AttentionForward&)> run{};
@@ -80,8 +81,9 @@ std::vector<std::uint64_t> bits_of(const TensorView& view);
 GuardedTensor tensor_of(Dtype dtype, const std::vector<std::int64_t>& shape,
                         const std::vector<double>& values);
 
-/// Runs attention_forward with a poisoned workspace in guards; returns "wrote outside of workspace"
-/// or nothing.
-std::string run_with_poisoned_workspace(AttentionForward args);
+/// Runs attention_forward, or a plan of lengths up to `longest`, with a poisoned workspace in guards; returns "wrote
+/// outside of workspace" or nothing.
+std::string run_with_poisoned_workspace(AttentionForward args,
+                                        const std::optional<Lengths>& longest = {});
 
 }  // namespace fovea::testing
