@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "attention_options.hpp"
 #include "command.hpp"
@@ -95,7 +96,26 @@ std::int64_t num_heads_of(const TensorSpec& out) {
   return out.shape[static_cast<std::size_t>(out.rank - 2)];
 }
 
-/// Of each head, over all rows; rows that are not finite exactly are left out.
+/// A head without a finite number would cost nothing by any recipe.
+void refuse_nothing_to_measure(const std::string& input, const Array& exact) {
+  const std::int64_t num_heads = num_heads_of(exact.spec);
+  const std::int64_t head_dim = exact.spec.shape[static_cast<std::size_t>(exact.spec.rank - 1)];
+  std::vector<bool> has_finite(static_cast<std::size_t>(num_heads));
+  const auto* const out = static_cast<const float*>(exact.view().data());
+  for (std::int64_t i = 0; i < exact.spec.num_elements(); ++i) {
+    if (std::isfinite(out[i]))
+      has_finite[static_cast<std::size_t>(i / head_dim % num_heads)] = true;
+  }
+  const auto without = std::ranges::find(has_finite, false);
+  if (num_heads > 0 && without == has_finite.end()) return;
+  bad_input(fmt::format(
+      "{}: out of q_head {} has no finite number to measure errors by; expected q, k and v "
+      "of a layer, without NaN and infinity",
+      input, without - has_finite.begin()));
+}
+
+/// Of each head, over all elements; those that are not finite exactly are left out. Infinite where the recipe's are not
+/// finite, or anything beside zeros.
 std::vector<double> errors_of(const Array& got, const Array& exact) {
   const std::int64_t num_heads = num_heads_of(exact.spec);
   const std::int64_t head_dim = exact.spec.shape[static_cast<std::size_t>(exact.spec.rank - 1)];
@@ -108,8 +128,11 @@ std::vector<double> errors_of(const Array& got, const Array& exact) {
     error[head] += std::pow(static_cast<double>(a[i]) - b[i], 2);
     norm[head] += std::pow(static_cast<double>(b[i]), 2);
   }
-  for (std::size_t head = 0; head < error.size(); ++head)
-    error[head] = norm[head] > 0 ? std::sqrt(error[head] / norm[head]) : 0;
+  for (std::size_t head = 0; head < error.size(); ++head) {
+    if (error[head] == 0) continue;
+    const double relative = std::sqrt(error[head] / norm[head]);
+    error[head] = std::isnan(relative) ? std::numeric_limits<double>::infinity() : relative;
+  }
   return error;
 }
 
@@ -127,6 +150,7 @@ Errors measure(const CalibrateOptions& options, const Inputs& inputs,
       as_bshd(TensorView(static_cast<void*>(nullptr), out_spec(inputs, Dtype::f32)),
               options.attention.layout);
   const Array exact = attend(args, make_array(Dtype::f32, shape_of(shape)), {});
+  refuse_nothing_to_measure(options.input, exact);
   const Array out = make_array(Dtype::f32, shape_of(shape));
   Errors errors;
   for (const Candidate& candidate : candidates) {

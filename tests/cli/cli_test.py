@@ -609,6 +609,25 @@ class Calibrate(CommandTest):
             else:
                 self.assertEqual(got, expected)
 
+    def test_heads_without_a_finite_result_are_refused(self):
+        for name, shape, value in (("NaN", (1, 6, 4, 16), math.nan), ("no rows", (1, 0, 4, 16), 0), ("no heads", (1, 6, 0, 16), 0)):
+            with self.subTest(name=name):
+                self.write("nothing.safetensors", safetensors({each: ("F32", shape, elements([value] * count(shape), "<f4")) for each in "qkv"}))
+                self.expect(self.run_fovea("calibrate", "nothing.safetensors", "--json"), 2, "nothing.safetensors: out of q_head 0 has no finite number")
+
+    def test_a_recipe_that_overflows_is_not_chosen(self):
+        def head_of_large_keys(values, num_heads, gain):
+            return [gain * max(-3, min(3, x)) if i // 16 % num_heads >= num_heads // 2 else x for i, x in enumerate(values)]
+
+        queries, keys = head_of_large_keys(normal(6 * 64, 0), 4, 1e-38), head_of_large_keys(normal(9 * 32, 1), 2, 1e38)
+        tensors = {"q": ("F32", (1, 6, 4, 16), elements(queries, "<f4")), "k": ("F32", (1, 9, 2, 16), elements(keys, "<f4")),
+                   "v": ("F32", (1, 9, 2, 16), elements(normal(9 * 32, 2), "<f4"))}
+        self.write("large.safetensors", safetensors(tensors))
+        report = json.loads(self.run_fovea("calibrate", "large.safetensors", "--recipe", "accurate,hadamard=yes", "--json").stdout)
+        errors = [head["errors"]["accurate,hadamard=yes"] for head in report["heads"]]
+        self.assertEqual([error is None for error in errors], [False, False, True, True])  # JSON has no infinity
+        self.assertEqual(report["quant"], "none")
+
     def test_nothing_good_enough_is_none(self):
         report = json.loads(self.run_fovea("calibrate", "layer.safetensors", "--accuracy", "1e-6", "--json", "--out", "none.json").stdout)
         self.assertEqual((report["quant"], report["heads"][0]["quant"]), ("none", "none"))
