@@ -249,6 +249,11 @@ Quantization draw_recipe(Draws& draw) {
        "int8,v_scales=channel,block_kv=256", "qk=e4m3,smooth_k=sequence"}));
 }
 
+void draw_recipe_of(Draws& draw, Case& problem) {
+  problem.quant = draw_recipe(draw);
+  if (!quant::obstacle(problem.quant, problem.head_dim_qk).empty()) problem.quant.hadamard = false;
+}
+
 /// Of a forward call: a recipe, what dropout reads in memory, a plan of longer sequences.
 void draw_more(Draws& draw, RandomProblem& problem) {
   Case& of = problem.dense.forward;
@@ -262,8 +267,7 @@ void draw_more(Draws& draw, RandomProblem& problem) {
   }
   if (of.has_infinite_values || of.compute_dtype != ComputeDtype::automatic || !draw.is_true(0.2))
     return;
-  of.quant = draw_recipe(draw);
-  if (!quant::obstacle(of.quant, of.head_dim_qk).empty()) of.quant.hadamard = false;
+  draw_recipe_of(draw, of);
   const std::vector<CpuTarget> targets = targets_for(of);
   if (targets.empty()) {
     of.quant = {};
@@ -435,6 +439,10 @@ RandomProblem random_problem(std::uint64_t number) {
   if (draw.is_true(0.3)) problem.dense.gradient_dtype = draw_dtype(draw);
   if (draw.is_true(0.3)) problem.dense.dout_dtype = draw_dtype(draw);
   if (draw.is_true(0.7)) problem.target = draw.element_of(gradient_targets_for(of.dtype));
+  if (problem.operation == Operation::backward && draw.is_true(0.2)) {
+    draw_recipe_of(draw, of);
+    problem.target = draw.element_of(targets_for(Dtype::f32));
+  }
   return problem;
 }
 
