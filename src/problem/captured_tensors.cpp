@@ -189,6 +189,13 @@ void check_extents(const CapturedTensor& tensor, const IndexCounts& counts,
                             has_shared ? ", or 1 where all share an element" : ""));
 }
 
+void check_extents(const ScoreMod& score, const MaskMod& mask, const IndexCounts& counts,
+                   const TensorChecks& checks) {
+  for (const Captures* captures : {&score.captures(), &mask.captures()}) {
+    for (const CapturedTensor& tensor : captures->tensors) check_extents(tensor, counts, checks);
+  }
+}
+
 void check_captured_tensor(const ForwardProblem& problem, const CapturedTensor& tensor,
                            const TensorChecks& checks) {
   if (problem.has_positions()) check_extents(tensor, index_counts(problem), checks);
@@ -198,11 +205,9 @@ void check_captured_tensor(const ForwardProblem& problem, const CapturedTensor& 
 void check_captured_tensors(const ForwardProblem& problem, const ScoreMod& score,
                             const MaskMod& mask, const IndexCounts& counts,
                             const TensorChecks& checks) {
+  if (problem.has_positions()) check_extents(score, mask, counts, checks);
   for (const Captures* captures : {&score.captures(), &mask.captures()}) {
-    for (const CapturedTensor& tensor : captures->tensors) {
-      if (problem.has_positions()) check_extents(tensor, counts, checks);
-      check_memory_of(problem, tensor, checks);
-    }
+    for (const CapturedTensor& tensor : captures->tensors) check_memory_of(problem, tensor, checks);
   }
 }
 

@@ -22,6 +22,8 @@ IndexCounts index_counts(const ForwardProblem& problem);
 /// A word's tensor has an element for each index: beyond its end, the last one would be read again.
 void check_extents(const CapturedTensor& tensor, const IndexCounts& counts,
                    const TensorChecks& checks);
+void check_extents(const ScoreMod& score, const MaskMod& mask, const IndexCounts& counts,
+                   const TensorChecks& checks);
 
 /// Extents; memory; an element to read wherever there is a position; and, where the host can read them, i64 that fit in
 /// the 32 bits of a program's integers. The latter reads every i64 tensor once, at the speed of memory: i32 ones are

@@ -15,6 +15,7 @@
 #include "parallel/engine/agreement.hpp"
 #include "parallel/engine/engine.hpp"
 #include "problem/backward.hpp"
+#include "problem/captured_tensors.hpp"
 #include "problem/forward.hpp"
 #include "problem/input_codes.hpp"
 
@@ -95,6 +96,12 @@ class Checks {
            fmt::format("q is {}; expected f32, f16 or bf16", name(args.q.dtype())));
     refuse(!!args.dropout_places, "dropout_places is given; a rank's places are those of the plan");
     if (args.dropout.p > 0) check_dropout();
+    check_extents(args.score, args.mask,
+                  {.batch = shape.batch,
+                   .num_heads_q = shape.num_heads_q,
+                   .seqlen_q = shape.seqlen,
+                   .seqlen_kv = shape.seqlen},
+                  TensorChecks(""));
     const std::string mask = with_numbers(args.mask), of_plan = with_numbers(plan_.mask);
     refuse(mask != of_plan,
            fmt::format("mask is {}; expected that of the plan, {}", mask, of_plan));

@@ -20,6 +20,7 @@
 #include "parallel/engine/memory.hpp"
 #include "parallel/engine/places.hpp"
 #include "parallel/engine/ranks.hpp"
+#include "problem/captured_tensors.hpp"
 
 namespace fovea {
 namespace {
@@ -88,6 +89,9 @@ void check(const AttentionDecode& args, const Communicator& ranks) {
   refuse(own != batch && own * world_size != batch,
          fmt::format("q has {} sequences; expected {}, all of cache.seqlens, or a {}th of them",
                      own, batch, world_size));
+  check_extents(args.score, args.mask,
+                {.batch = batch, .num_heads_q = args.q.size(2), .seqlen_q = args.q.size(1)},
+                TensorChecks(""));
   if (!args.append.k) return;
   refuse(args.append.k.rank() != 4 || args.append.k.size(0) != own,
          fmt::format("append.k is {}; expected four dimensions, {} sequences as q",

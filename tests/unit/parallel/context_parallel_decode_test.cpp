@@ -252,6 +252,11 @@ TEST(ContextParallelDecodeTest, WhatRanksCannotComputeIsRefusedByNameOnAll) {
   EXPECT_THAT(errors_where_one_has([](AttentionDecode& args) { args.cache.page_table = {}; }),
               Each(HasSubstr("context_parallel_decode: rank 1: cache.page_table is "
                              "missing; expected pages, dealt over ranks in turn")));
+  const std::vector<float> slopes(kHeadsQ - 1);
+  EXPECT_THAT(
+      errors_where_one_has(
+          [&](AttentionDecode& args) { args.score = alibi(view(std::span(slopes))); }),
+      Each(HasSubstr("context_parallel_decode: rank 1: alibi: slopes is f32 [3]; expected [4]")));
   const float scale = 1;
   EXPECT_THAT(errors_where_one_has([&](AttentionDecode& args) {
                 const std::array<std::int64_t, 1> one{1};

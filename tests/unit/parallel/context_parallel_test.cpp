@@ -247,6 +247,10 @@ TEST_F(ContextParallelTest, RanksThatDisagreeAllSaySo) {
               every_rank_says("plan is "));
   EXPECT_THAT(told({}, {.problem = {.mask = causal(), .num_heads_kv = 8, .score = softcap(9)}}),
               every_rank_says("score is "));
+  Tensor of_own_rows({24, kSeqlen});
+  const Case with_own_rows{.mask = causal(), .num_heads_kv = 8, .score = bias(of_own_rows.view())};
+  EXPECT_THAT(told({.problem = with_own_rows}, {.problem = with_own_rows}),
+              every_rank_says("rank 0: bias is f32 [24, 96]; expected [96, 96]"));
   EXPECT_THAT(
       told({}, {.problem = {.mask = causal(), .num_heads_kv = 8, .is_deterministic = false}}),
       every_rank_says("is_deterministic is false on rank 3 but true on rank 0"));
