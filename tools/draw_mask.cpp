@@ -172,6 +172,7 @@ int run_draw_mask(const std::vector<std::string>& words) {
   add_picture_options(line, options);
   add_rank_options(line, options.sharding);
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
+  refuse_without_ranks(options.sharding);
   return draw(options);
 }
 

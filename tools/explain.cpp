@@ -112,7 +112,10 @@ int run_explain(const std::vector<std::string>& words) {
   add_speed_options(line, sharding);
   line.add(
       {"--arch", "NAME", "Run", "a typical GPU of this architecture instead: sm_90a, gfx942 ..."},
-      [&](const std::string&, const std::string& text) { architecture = text; });
+      [&](const std::string& option, const std::string& text) {
+        static_cast<void>(cuda::jit::parse_architecture(text, option));  // an empty one too
+        architecture = text;
+      });
   line.add(
       {"--compile", "MODE", "Run",
        "complete: the plan is ready when its GPU kernels are compiled; staged: when one is that "
@@ -129,6 +132,7 @@ int run_explain(const std::vector<std::string>& words) {
   if (line.parse(words) == Parsed::help_was_printed) return kSuccess;
 
   take_architecture(architecture, options);
+  refuse_without_ranks(sharding);
   refuse_options_of_other_devices(options);
   if (compile_mode != CompileMode::automatic) refuse_compile_mode(options, architecture);
   OutputFiles files;

@@ -15,11 +15,14 @@ struct ShardingOptions {
   std::optional<int> num_ranks;
   ParallelScheme scheme = ParallelScheme::all_gather;
   RankSpeed speed{};
+  std::string given;  // the last of these options that says nothing without num_ranks
 };
 
 /// --ranks and --scheme.
 void add_rank_options(CommandLine& line, ShardingOptions& options);
 /// --rank-tflops and --rank-gbps, what predictions are made of.
 void add_speed_options(CommandLine& line, ShardingOptions& options);
+/// After the line was read.
+void refuse_without_ranks(const ShardingOptions& options);
 
 }  // namespace fovea::tools

@@ -738,6 +738,11 @@ class Reports(CommandTest):
         counts = json.loads(self.run_fovea("draw-mask", *words, "--scheme", "ring", "--json").stdout)["context_parallel"]
         self.assertEqual((counts["scheme"], counts["ranks"][0]["tokens"]), ("ring", [[0, 8], [56, 64]]))
 
+    def test_options_that_say_nothing_alone_are_refused(self):
+        for command, *words in (("draw-mask", "--scheme", "ring"), ("explain", "--scheme", "ring"), ("explain", "--rank-tflops", "600")):
+            self.expect(self.run_fovea(command, "--seqlen-q", "64", *words), 2, f"{words[0]}: needs --ranks")
+        self.expect(self.run_fovea("explain", "--seqlen-q", "64", "--arch", ""), 2, "--arch: architecture is ''")
+
     def test_explain_over_ranks(self):
         words = ("explain", "--seqlen-q", "4096", "--num-heads-q", "8", "--num-heads-kv", "2", "--head-dim", "64", "--dtype",
                  "bf16", "--causal", "--ranks", "4")
