@@ -252,6 +252,7 @@ std::string print(const Row& row) {
 /// What a kept run says of one row.
 struct Kept {
   double fraction = 0, spread = 0;
+  std::string problem;  // "" where it does not say
 };
 /// By case, device and threads.
 using KeptRun = std::map<std::tuple<std::string, std::string, int>, Kept>;
@@ -269,12 +270,19 @@ KeptRun read_kept(const std::string& path) {
     const auto is_number = [&](const char* key) {
       return row.contains(key) && row[key].is_number();
     };
-    if (!row.is_object() || !row.contains("name") || !row["name"].is_string() ||
-        !is_number("threads") || !is_number("fraction_of_bound") || !is_number("spread")) {
+    const auto text_of = [&](const char* key, const std::string& otherwise) {
+      if (!row.contains(key)) return otherwise;
+      if (!row[key].is_string()) malformed();
+      return row[key].get<std::string>();
+    };
+    if (!row.is_object() || !row.contains("name") || !is_number("threads") ||
+        !is_number("fraction_of_bound") || !is_number("spread")) {
       malformed();
     }
-    run[{row["name"].get<std::string>(), row.value("device", "cpu"), row["threads"].get<int>()}] = {
-        row["fraction_of_bound"].get<double>(), row["spread"].get<double>()};
+    run[{text_of("name", ""), text_of("device", "cpu"), row["threads"].get<int>()}] = {
+        .fraction = row["fraction_of_bound"].get<double>(),
+        .spread = row["spread"].get<double>(),
+        .problem = text_of("problem", "")};
   }
   return run;
 }
@@ -294,6 +302,11 @@ std::vector<Comparison> compare(const std::vector<Row>& rows, const KeptRun& kep
   for (const Row& row : rows) {
     const auto found = kept.find({row.name, row.device, row.threads});
     if (found == kept.end()) continue;
+    const std::string& problem = found->second.problem;
+    if (!problem.empty() && problem != row.explanation.problem) {
+      bad_input(fmt::format("--against: '{}' is kept of another problem, {}; expected {}", row.name,
+                            problem, row.explanation.problem));
+    }
     comparisons.push_back(
         {.name = row.name,
          .threads = row.threads,

@@ -1381,6 +1381,8 @@ class Bench(CommandTest):
         row["fraction_of_bound"] = 1e-9
         (self.folder / "kept.json").write_text(json.dumps(kept))
         self.expect(self.run_fovea("bench", *self.SHAPES, "--against", "kept.json"), 0)
+        self.expect(self.run_fovea("bench", *self.SHAPES, "--head-dim", "32", "--against", "kept.json"), 2,
+                    "--against: 'given shapes' is kept of another problem", "head_dim 64", "expected", "head_dim 32")
 
     def test_backward_counts_seven_products(self):
         result = self.run_fovea("bench", *self.SHAPES, "--backward", "--json")
@@ -1450,7 +1452,8 @@ class Bench(CommandTest):
         self.expect(self.run_fovea("bench", "--cases", "cases.json"), 2, "'x'", "seqlen_z")
 
     def test_kept_runs_are_checked(self):
-        for text in ("", "[]", '{"rows": [1]}', '{"rows": [{"name": "given shapes"}]}'):
+        row = {"name": "given shapes", "threads": 1, "fraction_of_bound": 0.5, "spread": 0, "device": 5}
+        for text in ("", "[]", '{"rows": [1]}', '{"rows": [{"name": "given shapes"}]}', json.dumps({"rows": [row]})):
             (self.folder / "kept.json").write_text(text)
             self.expect(self.run_fovea("bench", *self.SHAPES, "--against", "kept.json"), 2, "--against")
         (self.folder / "kept.json").write_text('{"rows": []}')
