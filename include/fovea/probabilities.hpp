@@ -1,6 +1,7 @@
 // Probabilities of attention as a tensor, to look at and to test with: what attention_forward never writes out.
 //
-// Call path: this header -> src/plan/probabilities.cpp (check) -> src/cpu/attention_probabilities.cpp (plain formula).
+// Call path: this header -> src/plan/probabilities.cpp (check) -> src/cpu/attention_probabilities.cpp (the steps of
+// forward, a panel of rows at a time).
 #pragma once
 
 #include "fovea/attention.hpp"
@@ -26,7 +27,8 @@ struct AttentionProbabilities {
 /// sink, rows sum up to less than 1.
 ///
 /// Memory   seqlen_q · seqlen_kv of the caller's, and O(threads · seqlen_kv): for problems that are looked at.
-/// Accuracy products and sums in fp64, scores and programs in fp32, one rounding.
+/// Accuracy that of attention_forward in fp32, and one rounding: below 2^-99 of a row's largest they are 0. Rows that
+///          see what is not finite, and all with dropout, are computed in fp64 but for scores and programs.
 /// Bits     a row's depend on its own sequence alone.
 /// Device   the cpu. Tensors on cuda are refused by name before anything is read or written.
 /// Throws   InvalidArgument before anything is written; Unsupported for tensors that do not live on the cpu.

@@ -29,7 +29,7 @@ def _template(arguments: Arguments, function: str) -> Template:
 
 
 def attention_probabilities(q: Array, k: Array, *, out: Array | None = None, **features: Any) -> Any:
-    """``exp(score - lse)`` of each query and key, by the plain formula: to look at, and to test with.
+    """``exp(score - lse)`` of each query and key: to look at, and to test with.
 
     A key that dropout drops has its sign bit set: ``numpy.signbit`` of the result is the dropout mask, and ``abs`` of it
     the probabilities. Only on the CPU; its memory grows with seqlen_q * seqlen_kv.

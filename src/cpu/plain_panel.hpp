@@ -1,4 +1,5 @@
-// What the plain paths have in common: rows in fp64, and the programs over a few rows and all keys of their sequence.
+// What double backward and probabilities share: rows in fp64, and the programs over a few rows and all keys of their
+// sequence.
 #pragma once
 
 #include <cstddef>
