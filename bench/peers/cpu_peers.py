@@ -3,9 +3,10 @@
 
 usage: cpu_peers.py --library libfovea.so [--threads 1,all] [--dtypes f32,f16,bf16] [--rounds 9] [--seconds S] [--json FILE]
 
-Four tables: attention against PyTorch's scaled_dot_product_attention and against the f32 2048^3 matrix product of
+Six tables: attention against PyTorch's scaled_dot_product_attention and against the f32 2048^3 matrix product of
 PyTorch's BLAS; forward and backward together, likewise, against its autograd; what masks cost against the share that they
-leave visible; decode against the read bandwidth. A figure is
+leave visible; what dense masks and biases cost against plain attention, and probabilities as a tensor against attention, with PyTorch's of
+the same; decode against the read bandwidth. A figure is
 the median over rounds, and in each round every contender runs once, so a machine that slows down slows all of them.
 GFLOP/s count 4 * batch * heads * visible pairs * head_dim (3.5 times that for forward and backward), with peers'
 convention of half of all pairs for causal. Tensors are [batch, heads, seqlen, head_dim] in memory, which is PyTorch's own layout; Fovea gets strides. PyTorch allocates its
@@ -36,6 +37,9 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 FORWARD_CASES = ((1, 16, 2048, 64, False), (1, 8, 2048, 128, False), (1, 8, 4096, 128, True))
 MASK_SHAPE = (1, 8, 4096, 128)
 MASK_WINDOW = 1024
+DENSE_SHAPES = ((1, 4, 1024, 64), (1, 4, 1024, 128), (1, 4, 4096, 64), (1, 4, 4096, 128))
+DENSE_VISIBLE = 0.7  # of a bool mask, at random: no tile is empty or full
+PROBABILITY_SHAPES = DENSE_SHAPES[:2]
 DECODE_SHAPE = (1, 8, 32768, 128)
 DECODE_BYTES_TO_CYCLE = 1 << 30  # so much memory is walked before a byte is read again: beyond any cache
 MATMUL_SIZE = 2048
@@ -212,6 +216,54 @@ def measure_masks(setup, dtype):
     return rows
 
 
+def measure_dense(setup, shape, dtype):
+    """A bool mask and an additive bias in the dtype of q, [seqlen, seqlen], beside plain attention."""
+    q, k, v = (torch.randn(shape, dtype=DTYPES[dtype]) for _ in range(3))
+    mask = torch.rand(shape[2], shape[2]) < DENSE_VISIBLE
+    bias = torch.randn(shape[2], shape[2]).to(DTYPES[dtype])
+    dense = {"bool mask": ("mask", mask), "bias": ("bias", bias)}
+    contest = Contest(setup)
+    contest.add("plain", FoveaCall(setup.library, setup.runtime, q, k, v))
+    contest.add("plain torch", lambda: sdpa(q, k, v))
+    ours = {}
+    for name, (field, tensor) in dense.items():
+        ours[name] = FoveaCall(setup.library, setup.runtime, q, k, v, **{field: fovea.torch_tensor(tensor)})
+        contest.add(name, ours[name])
+        contest.add(f"{name} torch", lambda tensor=tensor: sdpa(q, k, v, attn_mask=tensor))
+    seconds = contest.medians()
+    rows = []
+    for name, (_, tensor) in dense.items():
+        to_plain = seconds[name] / seconds["plain"]
+        rows.append({"case": "x".join(map(str, shape)) + f" {name}", "dtype": dtype, "threads": setup.threads,
+                     "plain_ms": 1e3 * seconds["plain"], "ms": 1e3 * seconds[name], "to_plain": to_plain,
+                     "torch_plain_ms": 1e3 * seconds["plain torch"], "torch_ms": 1e3 * seconds[f"{name} torch"],
+                     "to_torch": seconds[f"{name} torch"] / seconds[name],
+                     "difference": check_equal(ours[name].out, sdpa(q, k, v, attn_mask=tensor), v), "is_met": to_plain <= 1.3})
+    return rows
+
+
+def measure_probabilities(setup, shape, dtype):
+    """PyTorch's are what its MultiheadAttention does for need_weights: a product and a softmax."""
+    q, k, v = (torch.randn(shape, dtype=DTYPES[dtype]) for _ in range(3))
+    attention = FoveaCall(setup.library, setup.runtime, q, k, v)
+    p = torch.full((*shape[:3], shape[2]), math.nan, dtype=q.dtype)
+    args = fovea.probabilities_args(attention.args, fovea.torch_tensor(p))
+
+    def plain():
+        return torch.softmax(q @ k.transpose(2, 3) / math.sqrt(shape[3]), -1)
+
+    contest = Contest(setup)
+    contest.add("attention", attention)
+    contest.add("fovea", lambda: setup.library.attention_probabilities(args))
+    contest.add("torch", plain)
+    seconds = contest.medians()
+    to_attention = seconds["fovea"] / seconds["attention"]
+    return {"case": "x".join(map(str, shape)), "dtype": dtype, "threads": setup.threads,
+            "attention_ms": 1e3 * seconds["attention"], "ms": 1e3 * seconds["fovea"], "to_attention": to_attention,
+            "torch_ms": 1e3 * seconds["torch"], "to_torch": seconds["torch"] / seconds["fovea"],
+            "difference": check_equal(p, plain(), torch.ones(1, dtype=v.dtype).expand(shape)), "is_met": to_attention <= 3}
+
+
 def measure_decode(setup, dtype):
     batch, heads, seqlen, head_dim = DECODE_SHAPE
     kv_bytes = 2 * batch * heads * seqlen * head_dim * torch.finfo(DTYPES[dtype]).bits // 8
@@ -262,6 +314,14 @@ TABLES = {
         ("case", "case", "{}"), ("dtype", "dtype", "{}"), ("threads", "threads", "{}"), ("full ms", "full_ms", "{:.1f}"),
         ("masked ms", "masked_ms", "{:.1f}"), ("visible share", "visible_share", "{:.1%}"),
         ("time share", "time_share", "{:.1%}"), ("surcharge (bar 15%)", "surcharge", "{:+.1%}"), ("met", "is_met", "{}"))),
+    "dense": ("What dense masks and biases cost", (
+        ("case", "case", "{}"), ("dtype", "dtype", "{}"), ("threads", "threads", "{}"), ("plain ms", "plain_ms", "{:.1f}"), ("ms", "ms", "{:.1f}"),
+        ("of plain (bar 1.3)", "to_plain", "{:.2f}x"), ("PyTorch plain ms", "torch_plain_ms", "{:.1f}"), ("PyTorch ms", "torch_ms", "{:.1f}"),
+        ("ratio", "to_torch", "{:.2f}x"), ("largest difference", "difference", "{:.1e}"), ("met", "is_met", "{}"))),
+    "probabilities": ("Probabilities as a tensor", (
+        ("case", "case", "{}"), ("dtype", "dtype", "{}"), ("threads", "threads", "{}"), ("attention ms", "attention_ms", "{:.1f}"), ("ms", "ms", "{:.1f}"),
+        ("of attention (bar 3)", "to_attention", "{:.2f}x"), ("PyTorch ms", "torch_ms", "{:.1f}"), ("ratio", "to_torch", "{:.2f}x"),
+        ("largest difference", "difference", "{:.1e}"), ("met", "is_met", "{}"))),
     "decode": ("Decode", (
         ("case", "case", "{}"), ("dtype", "dtype", "{}"), ("threads", "threads", "{}"), ("Fovea GB/s", "fovea_gbs", "{:.1f}"),
         ("PyTorch GB/s", "torch_gbs", "{:.1f}"), ("ratio", "to_torch", "{:.2f}x"), ("read GB/s", "read_gbs", "{:.1f}"),
@@ -304,7 +364,7 @@ def parse_args():
     parser.add_argument("--library", required=True, help="libfovea.so")
     parser.add_argument("--threads", default="1,all", help="thread counts, comma separated (default 1,all)")
     parser.add_argument("--dtypes", default="f32,f16,bf16")
-    parser.add_argument("--tables", default="forward,backward,masks,decode")
+    parser.add_argument("--tables", default="forward,backward,masks,dense,probabilities,decode")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=math.inf, help="time for the whole run (default: as long as it takes)")
     parser.add_argument("--json", type=pathlib.Path, help="keep all figures in this file")
@@ -319,6 +379,10 @@ def cases_of(tables, dtypes):
                 yield table, f"{dtype}, {table}, {case_name(case)}", lambda s, m=measure, c=case, d=dtype: [m(s, c, d)]
         if "masks" in tables:
             yield "masks", f"{dtype}, masks", lambda s, d=dtype: measure_masks(s, d)
+        for shape in DENSE_SHAPES if "dense" in tables else ():
+            yield "dense", f"{dtype}, dense, {shape}", lambda s, x=shape, d=dtype: measure_dense(s, x, d)
+        for shape in PROBABILITY_SHAPES if "probabilities" in tables else ():
+            yield "probabilities", f"{dtype}, probabilities, {shape}", lambda s, x=shape, d=dtype: [measure_probabilities(s, x, d)]
         if "decode" in tables:
             yield "decode", f"{dtype}, decode", lambda s, d=dtype: [measure_decode(s, d)]
 

@@ -24,7 +24,14 @@ struct ProgramTile {
   const TensorView* tensors = nullptr;  // by slot of the tape
   const double* scalars = nullptr;      // by slot of the tape
   std::byte* scratch = nullptr;  // program_scratch_bytes(tape, max keys, lanes), 64-byte aligned
+  // The same queries are asked about keys this far behind soon: dense masks and biases are fetched meanwhile. 0: not.
+  std::int64_t keys_ahead = 0;
+  float factor = 1;  // of a score program: scores are multiplied by it first
 };
+
+/// What is done with the elements of a load: they become a register, are added to the scores, or hide these where they
+/// are false. The last two only where nobody else reads them.
+enum class LoadUse : std::uint8_t { keep, add, hide };
 
 /// Operations on `value`, which a step finds in registers and leaves there (program_steps-inl.hpp). x and y are
 /// operands.
@@ -108,6 +115,7 @@ struct ProgramStep {
   bool is_last = false;  // of a group: a store
   StepOperand value{}, x{}, y{};
   const expr::Instruction* instruction = nullptr;  // of a call
+  LoadUse use = LoadUse::keep;                     // of a call that is a load
   void (*functions[2])() = {};  // StepFunction of the target: for blocks of six vectors, of one
 };
 

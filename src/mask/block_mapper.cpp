@@ -103,17 +103,30 @@ std::vector<Interval>& scratch() {
   return values;
 }
 
+/// A dense mask: the formula is an element of a tensor of bools, the indices are positions as they are. Elements then
+/// say exactly what a tile is.
+bool is_element_of_bools(const Node& formula) {
+  if (formula.op != expr::Op::load || formula.type != ExprType::boolean) return false;
+  const auto is_plain = [](const expr::NodePtr& index) {
+    return index->op == expr::Op::variable || index->op == expr::Op::constant;
+  };
+  return expr::reads(formula, Variable::q_idx) && expr::reads(formula, Variable::kv_idx) &&
+         std::ranges::all_of(formula.operands, is_plain);
+}
+
 /// What follows from the formula.
 struct MaskFormula {
   MaskFormula(const MaskMod& mask, std::int64_t tile)
       : tile_kv(tile),
         program(expr::simplify(mask.formula().shared())),
+        is_dense(is_element_of_bools(*program.nodes().back())),
         bands(Bands::compile(program.nodes())),
         q_loads(loads_along(program.nodes(), Variable::q_idx, Variable::kv_idx)),
         kv_loads(loads_along(program.nodes(), Variable::kv_idx, Variable::q_idx)) {}
 
   std::int64_t tile_kv = 1;
   expr::IntervalProgram program;
+  bool is_dense = false;
   std::optional<Bands> bands;
   std::vector<std::size_t> q_loads, kv_loads;
 };
@@ -154,6 +167,7 @@ class RowMapper {
 
   void map() {
     if (whole_.q.is_empty() || whole_.kv.is_empty() || whole_.head.is_empty()) return;
+    if (mask_.is_dense) return map_tiles();
     const std::int64_t num_tiles = tiles_until(whole_.kv.end);
     if (!mask_.bands && tiles_.size() < num_tiles) {
       if (!tiles_.is_empty()) halve(tiles_.begin, tiles_.end);
@@ -235,6 +249,13 @@ class RowMapper {
     }
   }
 
+  /// One by one: nothing is known of several before all their elements are read.
+  void map_tiles() {
+    for (std::int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
+      emit(tile, tile + 1, kind_of(tile));
+    }
+  }
+
   // --- interval analysis
 
   void halve(std::int64_t begin, std::int64_t end) {
@@ -274,7 +295,7 @@ class RowMapper {
       case Verdict::visible:
         return TileKind::full;
       case Verdict::mixed:
-        return corners_differ(box) ? TileKind::partial : split(box);
+        return mask_.is_dense || corners_differ(box) ? TileKind::partial : split(box);
     }
     return TileKind::partial;
   }

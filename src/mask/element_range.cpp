@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 namespace fovea::mask {
@@ -108,6 +109,30 @@ Interval range_of_elements(const TensorView& view, const ElementSpan& span) {
       break;
   }
   return Interval::whole();
+}
+
+Interval range_of_bool_rows(const BoolRows& rows) {
+  constexpr std::uint64_t kOnes = 0x0101010101010101U;
+  constexpr std::uint64_t kHighBits = 0x8080808080808080U;
+  constexpr std::int64_t kWord = sizeof(std::uint64_t);
+  std::uint64_t any = 0;
+  std::uint64_t zeros = 0;  // kHighBits of a word that has a byte of zeros
+  for (std::int64_t row = 0; row < rows.num_rows; ++row) {
+    const std::uint8_t* bytes = rows.first + row * rows.row_stride;
+    std::int64_t i = 0;
+    for (; i + kWord <= rows.num_cols; i += kWord) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes + i, sizeof(word));
+      any |= word;
+      zeros |= (word - kOnes) & ~word & kHighBits;
+    }
+    for (; i < rows.num_cols; ++i) {
+      any |= bytes[i];
+      if (bytes[i] == 0) zeros = kHighBits;
+    }
+    if (any != 0 && zeros != 0) break;
+  }
+  return {.lo = zeros != 0 ? 0.0 : 1.0, .hi = any != 0 ? 1.0 : 0.0};
 }
 
 }  // namespace fovea::mask

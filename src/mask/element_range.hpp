@@ -26,4 +26,15 @@ struct ElementSpan {
 /// Bounds of the elements of a span; reads each once, or one where the stride is 0.
 expr::Interval range_of_elements(const TensorView& view, const ElementSpan& span);
 
+/// Rows of bools side by side, `row_stride` bytes apart.
+struct BoolRows {
+  const std::uint8_t* first = nullptr;
+  std::int64_t num_rows = 1;
+  std::int64_t row_stride = 0;
+  std::int64_t num_cols = 1;
+};
+
+/// The same of a rectangle, a word at a time; stops where both have been met.
+expr::Interval range_of_bool_rows(const BoolRows& rows);
+
 }  // namespace fovea::mask

@@ -49,35 +49,63 @@ bool is_all(const Interval& range, Dtype dtype) {
   return range.lo <= all.lo && range.hi >= all.hi && range.may_be_nan == all.may_be_nan;
 }
 
-/// Hull of line(index) over the region, one line along `line_dim` at a time; stops when nothing more can be learnt.
-Interval hull_of_lines(const TensorView& view, const Region& region, int line_dim, auto&& line) {
+/// Dimensions [begin, end) of a part of a region that is looked at as one.
+struct Dims {
+  int begin = 0, end = 1;
+};
+
+/// Hull of part(index) over the region, index being that of a part's first element; stops when nothing more can be
+/// learnt.
+Interval hull_of_parts(const TensorView& view, const Region& region, Dims dims, auto&& part) {
   Index idx = region.first;
-  Interval range = line(idx);
+  Interval range = part(idx);
   for (;;) {
     int d = view.rank() - 1;
     for (; d >= 0; --d) {
       const auto i = static_cast<std::size_t>(d);
-      if (d == line_dim) continue;
+      if (dims.begin <= d && d < dims.end) continue;
       if (++idx[i] <= region.last[i]) break;
       idx[i] = region.first[i];
     }
     if (d < 0 || is_all(range, view.dtype())) return range;
-    range = hull(range, line(idx));
+    range = hull(range, part(idx));
   }
+}
+
+std::int64_t offset_of(const TensorView& view, const Index& idx) {
+  std::int64_t offset = 0;
+  for (int d = 0; d < view.rank(); ++d) offset += idx[static_cast<std::size_t>(d)] * view.stride(d);
+  return offset;
+}
+
+/// Of bools side by side: dense masks, which are read as a whole.
+Interval scan_bools(const TensorView& view, const Region& region) {
+  const int rows_dim = view.rank() - 2;
+  const auto extent = [&](int dim) {
+    const auto i = static_cast<std::size_t>(dim);
+    return region.last[i] - region.first[i] + 1;
+  };
+  return hull_of_parts(view, region, {rows_dim, view.rank()}, [&](const Index& idx) {
+    return range_of_bool_rows(
+        {.first = static_cast<const std::uint8_t*>(view.data()) + offset_of(view, idx),
+         .num_rows = extent(rows_dim),
+         .row_stride = view.stride(rows_dim),
+         .num_cols = extent(rows_dim + 1)});
+  });
 }
 
 Interval scan_region(const TensorView& view, const Region& region) {
   if (view.rank() == 0) return range_of_elements(view, {.offset = 0, .count = 1, .stride = 1});
   const int line_dim = view.rank() - 1;
+  const std::int64_t stride = view.stride(line_dim);
+  if (view.rank() > 1 && view.dtype() == Dtype::boolean && stride == 1) {
+    return scan_bools(view, region);
+  }
   const auto along = static_cast<std::size_t>(line_dim);
-  return hull_of_lines(view, region, line_dim, [&](const Index& idx) {
-    ElementSpan span{.offset = 0,
-                     .count = region.last[along] - region.first[along] + 1,
-                     .stride = view.stride(line_dim)};
-    for (int d = 0; d < view.rank(); ++d) {
-      span.offset += idx[static_cast<std::size_t>(d)] * view.stride(d);
-    }
-    return range_of_elements(view, span);
+  return hull_of_parts(view, region, {line_dim, line_dim + 1}, [&](const Index& idx) {
+    return range_of_elements(view, {.offset = offset_of(view, idx),
+                                    .count = region.last[along] - region.first[along] + 1,
+                                    .stride = stride});
   });
 }
 
@@ -136,7 +164,7 @@ Interval MaskLoads::range(const Node& node, const Interval* indices, Scan scan) 
   if (load.table) {
     const int dim = load.last_position_dim;
     const auto i = static_cast<std::size_t>(dim);
-    return hull_of_lines(view, region, dim, [&](const Index& idx) {
+    return hull_of_parts(view, region, {dim, dim + 1}, [&](const Index& idx) {
       return load.table->range(idx, region.first[i], region.last[i]);
     });
   }

@@ -102,6 +102,11 @@ class DoubleBackwardArgs(ctypes.Structure):
     ]
 
 
+class ProbabilitiesArgs(ctypes.Structure):
+    _fields_ = [("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
+                ("probabilities", _TENSOR)]
+
+
 class JvpArgs(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t), ("version", c_uint32), ("reserved_0", c_uint32), ("forward", POINTER(ForwardArgs)),
@@ -226,6 +231,10 @@ def backward_args(forward, dcaptured=None, **fields):
     return args
 
 
+def probabilities_args(forward, probabilities):
+    return sized(ProbabilitiesArgs, forward=ctypes.pointer(forward), probabilities=ctypes.pointer(probabilities))
+
+
 def decode_args(forward, **fields):
     """DecodeArgs from plain values: Tensor for tensors."""
     values = {name: ctypes.pointer(value) if isinstance(value, Tensor) else value for name, value in fields.items()}
@@ -253,6 +262,7 @@ class Library:
             "attention_jvp": [POINTER(JvpArgs), error],
             "explain_jvp": [POINTER(JvpArgs), c_int32, text, error],
             "merge_states": [POINTER(MergeStatesArgs), error],
+            "attention_probabilities": [POINTER(ProbabilitiesArgs), error],
             "attention_decode": [POINTER(DecodeArgs), error],
             "append_to_cache": [POINTER(DecodeArgs), error],
             "decode_workspace_bytes": [POINTER(DecodeArgs), c_int64, POINTER(c_size_t), error],
@@ -287,6 +297,9 @@ class Library:
 
     def attention_backward(self, args):
         self.call(self.c.fovea_attention_backward, ctypes.byref(args))
+
+    def attention_probabilities(self, args):
+        self.call(self.c.fovea_attention_probabilities, ctypes.byref(args))
 
     def attention_decode(self, args):
         self.call(self.c.fovea_attention_decode, ctypes.byref(args))

@@ -8,7 +8,10 @@ void apply_programs(const TileStep& step, const ForwardCall& call, const Forward
   const VisiblePart& seen = step.seen;
   const PanelKernels& kernels = call.kernels;
   const std::int64_t num_keys = seen.range.count;
-  if (call.is_prescaled) kernels.scale(step.scores, num_keys, call.problem.softmax_scale);
+  const bool has_next = (step.tile + 2) * call.spec.tile_kv <= s.seqlen_kv;
+  if (call.is_prescaled && call.plan.score.empty()) {
+    kernels.scale(step.scores, num_keys, call.problem.softmax_scale);
+  }
   ProgramTile program{.scores = step.scores,
                       .num_keys = num_keys,
                       .lanes = static_cast<int>(call.spec.lanes),
@@ -19,7 +22,9 @@ void apply_programs(const TileStep& step, const ForwardCall& call, const Forward
                       .kv_head = static_cast<std::int32_t>(panel.rows.kv_head),
                       .seqlen_q = static_cast<std::int32_t>(s.seqlen_q),
                       .seqlen_kv = static_cast<std::int32_t>(s.seqlen_kv),
-                      .scratch = scratch.program};
+                      .scratch = scratch.program,
+                      .keys_ahead = has_next ? call.spec.tile_kv : 0,
+                      .factor = call.problem.softmax_scale};
   if (!call.plan.score.empty()) {
     program.tensors = call.score_bindings.tensors.data();
     program.scalars = call.score_bindings.scalars.data();

@@ -173,6 +173,35 @@ struct LoadIndex {
   }
 };
 
+/// The offset of element (key, lane) is key_offsets[key] + lane_offsets[lane].
+struct SeparableLoad {
+  const std::int64_t* key_offsets;
+  const std::int64_t* lane_offsets;
+  ProgramArea area;
+  float* out;
+  std::int64_t keys_ahead = 0;  // as in ProgramTile
+  float factor = 1;             // as in ProgramTile
+};
+
+/// Scores of a vector once an element of the load is known to each.
+template <LoadUse kUse>
+HWY_INLINE ProgramVector used(ProgramVector element, ProgramVector score, ProgramVector factor) {
+  const ProgramTag d;
+  if constexpr (kUse == LoadUse::add) return hn::MulAdd(score, factor, element);
+  return hn::IfThenElse(hn::MaskFromVec(element), score, hn::Neg(hn::Inf(d)));
+}
+
+/// The same for what was loaded into a register.
+template <LoadUse kUse>
+HWY_NOINLINE void use_register(std::int64_t count, const float* elements, float factor,
+                               float* scores) {
+  const ProgramTag d;
+  const auto f = hn::Set(d, factor);
+  for (std::int64_t i = 0; i < count; i += static_cast<std::int64_t>(hn::Lanes(d))) {
+    hn::StoreU(used<kUse>(hn::LoadU(d, elements + i), hn::LoadU(d, scores + i), f), d, scores + i);
+  }
+}
+
 #if HWY_TARGET != HWY_SCALAR
 using FourTag = hn::FixedTag<float, 4>;
 
@@ -198,38 +227,188 @@ HWY_INLINE hn::Vec<FourTag> four_values(const T* p) {
   }
 }
 
-/// out[key][lane] = p[lane_offsets[lane] + key] for 4 keys and 4 lanes.
+// Dense masks and biases: keys lie side by side in memory, queries a row apart. A cache line of each of a vector's
+// rows is copied at once, since rows a power of two apart share a set of the first-level cache, which has fewer lines
+// than a vector has rows. Then blocks of 16 bytes of all rows are transposed as 32-bit words, whatever they hold, and
+// the words' elements, of the same keys in all lanes, become values.
+
+inline constexpr std::int64_t kLineBytes = 64;
+inline constexpr std::int64_t kBlockBytes = 16;
+inline constexpr std::int64_t kBlockWords = 4;
+
+/// The first 16 bytes of rows 0, 4, 8, ... behind `row`; rows lie kLineBytes apart.
+template <class D>
+HWY_INLINE hn::Vec<D> every_fourth_row(D d, const float* row) {
+  if constexpr (hn::MaxLanes(D()) == kBlockWords) {
+    return hn::LoadU(d, row);
+  } else {
+    const hn::Half<D> half;
+    constexpr auto kRows = static_cast<std::int64_t>(hn::MaxLanes(hn::Half<D>()));
+    const float* upper = row + kRows * kLineBytes / static_cast<std::int64_t>(sizeof(float));
+    return hn::Combine(d, every_fourth_row(half, upper), every_fourth_row(half, row));
+  }
+}
+
+/// Word w of the first 16 bytes of every lane's row.
+HWY_INLINE void transpose_words(const float* rows, ProgramVector (&words)[kBlockWords]) {
+  const ProgramTag d;
+  const hn::Repartition<std::uint64_t, ProgramTag> d64;
+  constexpr auto kRow = kLineBytes / static_cast<std::int64_t>(sizeof(float));
+  const auto r0 = every_fourth_row(d, rows);
+  const auto r1 = every_fourth_row(d, rows + kRow);
+  const auto r2 = every_fourth_row(d, rows + 2 * kRow);
+  const auto r3 = every_fourth_row(d, rows + 3 * kRow);
+  const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
+  const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+  const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+  const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+  words[0] = hn::BitCast(d, hn::InterleaveLower(d64, low01, low23));
+  words[1] = hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23));
+  words[2] = hn::BitCast(d, hn::InterleaveLower(d64, high01, high23));
+  words[3] = hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23));
+}
+
+/// Element kIndex of a word of elements, as registers hold it.
+template <class T, int kIndex>
+HWY_INLINE ProgramVector element_of_words(ProgramVector words) {
+  const ProgramTag d;
+  const hn::RebindToUnsigned<ProgramTag> du;
+  const hn::RebindToSigned<ProgramTag> di;
+  const auto bits = hn::BitCast(du, words);
+  if constexpr (sizeof(T) == 4) {
+    return words;
+  } else if constexpr (std::is_same_v<T, bfloat16>) {
+    if constexpr (kIndex == 0) return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+    return hn::BitCast(d, hn::And(bits, hn::Set(du, 0xffff0000U)));
+  } else if constexpr (std::is_same_v<T, float16>) {
+    const hn::Rebind<std::uint16_t, ProgramTag> d16;
+    const hn::Rebind<hwy::float16_t, ProgramTag> d_half;
+    const auto half = hn::TruncateTo(d16, hn::ShiftRight<16 * kIndex>(bits));
+    return hn::PromoteTo(d, hn::BitCast(d_half, half));
+  } else if constexpr (std::is_same_v<T, BoolByte>) {
+    const auto byte = hn::And(bits, hn::Set(du, 0xffU << (8 * kIndex)));
+    return hn::BitCast(d, hn::VecFromMask(du, hn::Ne(byte, hn::Zero(du))));
+  } else if constexpr (std::is_same_v<T, std::uint8_t>) {
+    return hn::BitCast(d, hn::And(hn::ShiftRight<8 * kIndex>(bits), hn::Set(du, 0xffU)));
+  } else {
+    const auto highest = hn::BitCast(di, hn::ShiftLeft<24 - 8 * kIndex>(bits));
+    return hn::BitCast(d, hn::ShiftRight<24>(highest));
+  }
+}
+
+/// Element kIndex of words that belong to a key, at `out`, a row of lanes behind that of the element before.
+template <class T, LoadUse kUse, int kIndex>
+HWY_INLINE void use_element(ProgramVector words, ProgramVector factor, float* out) {
+  const ProgramTag d;
+  const ProgramVector element = element_of_words<T, kIndex>(words);
+  if constexpr (kUse == LoadUse::keep) {
+    hn::StoreU(element, d, out);
+  } else {
+    hn::StoreU(used<kUse>(element, hn::LoadU(d, out), factor), d, out);
+  }
+}
+
+/// All elements of words, of `keys` keys at most.
+template <class T, LoadUse kUse, int... kIndices>
+HWY_INLINE void use_words(ProgramVector words, ProgramVector factor, float* out, std::int64_t lanes,
+                          std::int64_t keys, std::integer_sequence<int, kIndices...>) {
+  if (keys >= static_cast<std::int64_t>(sizeof...(kIndices))) {
+    (use_element<T, kUse, kIndices>(words, factor, out + kIndices * lanes), ...);
+  } else {
+    ((kIndices < keys ? use_element<T, kUse, kIndices>(words, factor, out + kIndices * lanes)
+                      : void()),
+     ...);
+  }
+}
+
+template <std::int64_t kBytes>
+HWY_INLINE void copy_bytes(const void* from, std::byte* to) {
+  std::memcpy(to, from, static_cast<std::size_t>(kBytes));
+}
+
+/// The next `bytes` of each lane's row, kLineBytes apart.
 template <class T>
-HWY_INLINE void load_transposed(const T* p, const std::int64_t* lane_offsets, float* out,
-                                std::int64_t lanes) {
-  const FourTag d;
-  const auto r0 = four_values(p + lane_offsets[0]);
-  const auto r1 = four_values(p + lane_offsets[1]);
-  const auto r2 = four_values(p + lane_offsets[2]);
-  const auto r3 = four_values(p + lane_offsets[3]);
-  const auto low01 = hn::InterleaveLower(d, r0, r1);
-  const auto low23 = hn::InterleaveLower(d, r2, r3);
-  const auto high01 = hn::InterleaveUpper(d, r0, r1);
-  const auto high23 = hn::InterleaveUpper(d, r2, r3);
-  hn::StoreU(hn::ConcatLowerLower(d, low23, low01), d, out);
-  hn::StoreU(hn::ConcatUpperUpper(d, low23, low01), d, out + lanes);
-  hn::StoreU(hn::ConcatLowerLower(d, high23, high01), d, out + 2 * lanes);
-  hn::StoreU(hn::ConcatUpperUpper(d, high23, high01), d, out + 3 * lanes);
+HWY_INLINE void copy_rows(const T* p, const SeparableLoad& load, std::int64_t lane,
+                          std::int64_t bytes, std::byte* to) {
+  const auto num_rows = static_cast<std::int64_t>(hn::Lanes(ProgramTag()));
+  const std::int64_t* offsets = load.lane_offsets + lane;
+  const auto each_row = [&](auto copy) HWY_ATTR {
+    for (std::int64_t row = 0; row < num_rows; ++row) {
+      const T* from = p + offsets[row];
+      copy(from, to + row * kLineBytes);
+      if (load.keys_ahead > 0) __builtin_prefetch(from + load.keys_ahead, 0, 2);
+    }
+  };
+  switch (bytes) {
+    case kLineBytes:
+      return each_row([](const T* from, std::byte* row) { copy_bytes<kLineBytes>(from, row); });
+    case kLineBytes / 2:
+      return each_row([](const T* from, std::byte* row) { copy_bytes<kLineBytes / 2>(from, row); });
+    default:
+      std::memset(to, 0, static_cast<std::size_t>(num_rows * kLineBytes));
+      return each_row([bytes](const T* from, std::byte* row) {
+        std::memcpy(row, from, static_cast<std::size_t>(bytes));
+      });
+  }
+}
+
+template <class T, LoadUse kUse>
+HWY_NOINLINE void load_contiguous(const T* p, const SeparableLoad& load) {
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+  constexpr std::int64_t kWordKeys = 4 / kSize;
+  constexpr std::int64_t kLineKeys = kLineBytes / kSize;
+  const auto n = static_cast<std::int64_t>(hn::Lanes(ProgramTag()));
+  const std::int64_t lanes = load.area.lanes;
+  const auto factor = hn::Set(ProgramTag(), load.factor);
+  HWY_ALIGN float rows[hn::MaxLanes(ProgramTag()) * kLineBytes / sizeof(float)];
+  const T* base = p + load.key_offsets[0];
+  for (std::int64_t lane = 0; lane < lanes; lane += n) {
+    for (std::int64_t begin = 0; begin < load.area.keys; begin += kLineKeys) {
+      const std::int64_t count = std::min(kLineKeys, load.area.keys - begin);
+      copy_rows(base + begin, load, lane, count * kSize, reinterpret_cast<std::byte*>(rows));
+      for (std::int64_t key = 0; key < count; key += kBlockBytes / kSize) {
+        ProgramVector words[kBlockWords];
+        transpose_words(rows + key * kSize / static_cast<std::int64_t>(sizeof(float)), words);
+        for (std::int64_t w = 0; w < kBlockWords; ++w) {
+          const std::int64_t first = key + w * kWordKeys;
+          use_words<T, kUse>(words[w], factor, load.out + (begin + first) * lanes + lane, lanes,
+                             count - first, std::make_integer_sequence<int, kWordKeys>());
+        }
+      }
+    }
+  }
+}
+
+/// Did it? Biases are floats, and masks that hide as they are bools.
+template <class T>
+HWY_INLINE bool use_contiguous(const T* p, const SeparableLoad& load, LoadUse use) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, float16> ||
+                std::is_same_v<T, bfloat16>) {
+    if (use == LoadUse::add) return load_contiguous<T, LoadUse::add>(p, load), true;
+  } else if constexpr (std::is_same_v<T, BoolByte>) {
+    if (use == LoadUse::hide) return load_contiguous<T, LoadUse::hide>(p, load), true;
+  }
+  return false;
+}
+
+inline bool is_contiguous(const SeparableLoad& load) {
+  bool result = true;
+  for (std::int64_t key = 1; key < load.area.keys; ++key) {
+    result &= load.key_offsets[key] == load.key_offsets[0] + key;
+  }
+  return result;
 }
 #endif
 
-/// The offset of element (key, lane) is key_offsets[key] + lane_offsets[lane].
-struct SeparableLoad {
-  const std::int64_t* key_offsets;
-  const std::int64_t* lane_offsets;
-  ProgramArea area;
-  float* out;
-};
-
 template <class T>
-HWY_INLINE void load_rows(const T* p, const SeparableLoad& load, std::int64_t first_key) {
+HWY_NOINLINE void load_separable(const T* p, const SeparableLoad& load) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(T) <= 4) {
+    if (is_contiguous(load)) return load_contiguous<T, LoadUse::keep>(p, load);
+  }
+#endif
   const std::int64_t lanes = load.area.lanes;
-  for (std::int64_t key = first_key; key < load.area.keys; ++key) {
+  for (std::int64_t key = 0; key < load.area.keys; ++key) {
     float* row = load.out + key * lanes;
     // Packed bits and chunked tables: neighbouring keys often read the same elements.
     if (key > 0 && load.key_offsets[key] == load.key_offsets[key - 1]) {
@@ -241,25 +420,6 @@ HWY_INLINE void load_rows(const T* p, const SeparableLoad& load, std::int64_t fi
       row[lane] = element_value(base + load.lane_offsets[lane]);
     }
   }
-}
-
-template <class T>
-HWY_NOINLINE void load_separable(const T* p, const SeparableLoad& load) {
-  std::int64_t done = 0;
-#if HWY_TARGET != HWY_SCALAR
-  bool is_contiguous = load.area.lanes % 4 == 0;
-  for (std::int64_t key = 1; key < load.area.keys; ++key) {
-    is_contiguous &= load.key_offsets[key] == load.key_offsets[0] + key;
-  }
-  for (; is_contiguous && done + 4 <= load.area.keys; done += 4) {
-    const T* base = p + load.key_offsets[done];
-    for (std::int64_t lane = 0; lane < load.area.lanes; lane += 4) {
-      load_transposed(base, load.lane_offsets + lane, load.out + done * load.area.lanes + lane,
-                      load.area.lanes);
-    }
-  }
-#endif
-  load_rows(p, load, done);
 }
 
 /// Values at p + offsets, as registers hold them. Neighbouring lanes mostly read neighbouring elements (tables of
@@ -348,6 +508,11 @@ class ProgramRun {
   void run_score() {
     if (tape_.empty() || tile_.num_keys == 0) return;
     compute_lower_rates();
+    if (const Instruction* bias = bias_of_scores()) {
+      add_load(*bias, LoadUse::add);
+      return run_chunks();
+    }
+    scales_scores_ = tile_.factor != 1;
     const Instruction& result = tape_.code.back();
     if (result.rate != Rate::per_score) {
       add_step({.op = StepOp::load, .x = step_operand(index_of(result))});
@@ -414,6 +579,44 @@ class ProgramRun {
     return reinterpret_cast<ProgramStep*>(tile_.scratch + layout_.steps_begin);
   }
 
+  /// The load of a program that is the score and an element of a tensor, whose indices are known before the steps.
+  const Instruction* bias_of_scores() const {
+    const Instruction& sum = tape_.code.back();
+    if (sum.op != Op::add || sum.is_fused || sum.rate != Rate::per_score) return nullptr;
+    for (const int i : {0, 1}) {
+      const Instruction& load = at(sum.operands[i]);
+      const Instruction& score = at(sum.operands[1 - i]);
+      const bool is_score = score.op == Op::variable && score.variable == expr::Variable::score;
+      if (is_score && is_bias(load)) return is_read_once(load) ? &load : nullptr;
+    }
+    return nullptr;
+  }
+
+  bool is_bias(const Instruction& load) const {
+    return load.op == Op::load && load.rate == Rate::per_score && load.type == ExprType::floating &&
+           std::ranges::none_of(
+               load.indices, [&](std::int32_t index) { return at(index).rate == Rate::per_score; });
+  }
+
+  /// Of a load that somebody reads: does nobody else?
+  bool is_read_once(const Instruction& load) const {
+    const std::int32_t index = index_of(load);
+    const auto num_readers = [&](const auto& operands) {
+      return std::count(std::begin(operands), std::end(operands), index);
+    };
+    std::int64_t count = load.is_condition ? 1 : 0;
+    for (const Instruction& each : tape_.code) {
+      count += num_readers(each.operands) + num_readers(each.indices);
+    }
+    return count == 1;
+  }
+
+  void add_load(const Instruction& load, LoadUse use) {
+    end_group();
+    add_step({.op = StepOp::call, .instruction = &load, .use = use});
+    group_begin_ = num_steps_;
+  }
+
   /// Where the value in registers is false.
   void add_hiding() {
     add_step({.op = StepOp::hide, .x = operand_of_scores()});
@@ -425,6 +628,11 @@ class ProgramRun {
     std::int32_t last = -1;  // the instruction whose result is in registers
     for (const Instruction& each : tape_.code) {
       if (each.rate != Rate::per_score || each.op == Op::variable) continue;
+      if (each.op == Op::load && each.is_condition && is_read_once(each)) {
+        add_load(each, LoadUse::hide);
+        last = -1;
+        continue;
+      }
       if (step_form(each, 0).op == StepOp::call) {
         end_group();
         add_step({.op = StepOp::call, .instruction = &each});
@@ -536,9 +744,19 @@ class ProgramRun {
 
   /// Leaves the steps ready for the next chunk.
   void run_chunk() {
+    if (scales_scores_) {
+      const float factor = tile_.factor;
+      map(area_.keys * area_.lanes, scores(), scores(),
+          [factor](auto d, auto x) HWY_ATTR { return hn::Mul(x, hn::Set(d, factor)); });
+    }
     for (ProgramStep* step = steps(); step->op != StepOp::end; ++step) {
       if (step->op == StepOp::call) {
-        execute(*step->instruction, register_of(*step->instruction));
+        const Instruction& instruction = *step->instruction;
+        if (instruction.op == Op::load) {
+          load(instruction, register_of(instruction), step->use);
+        } else {
+          execute(instruction, register_of(instruction));
+        }
         continue;
       }
       run_steps(step, area_.keys, area_.lanes);
@@ -627,7 +845,7 @@ class ProgramRun {
       case Op::scalar:
         return fill(out, scalar_value(instruction));
       case Op::load:
-        return load(instruction, out);
+        return load(instruction, out, LoadUse::keep);
       default:
         break;
     }
@@ -789,24 +1007,39 @@ class ProgramRun {
             OnInts([bits](auto, auto x) HWY_ATTR { return hn::ShiftRightSame(x, bits); }));
   }
 
-  void load(const Instruction& instruction, float* out) const {
+  void load(const Instruction& instruction, float* out, LoadUse use) const {
     const TensorView& tensor = tile_.tensors[instruction.slot];
     LoadIndex indices[kMaxRank];
     const std::size_t rank = instruction.indices.size();
     for (std::size_t i = 0; i < rank; ++i) {
       const std::int32_t index = instruction.indices[i];
       const auto dim = static_cast<int>(i);
-      if (tensor.size(dim) == 0) return fill(out, 0.0F);
+      if (tensor.size(dim) == 0) {
+        fill(out, 0.0F);
+        return use_loaded(out, use);
+      }
       const std::int64_t key =
           at(index).rate == Rate::per_key && instruction.rate == Rate::per_score ? key_begin_ : 0;
       indices[i] = {register_of(at(index)) + key, at(index).rate, tensor.size(dim),
                     tensor.stride(dim)};
     }
-    load_at(tensor, {indices, rank}, instruction.rate, out);
+    load_at(tensor, {indices, rank}, instruction.rate, out, use);
   }
 
-  void load_at(const TensorView& tensor, std::span<const LoadIndex> indices, Rate rate,
-               float* out) const {
+  void use_loaded(const float* elements, LoadUse use) const {
+    const std::int64_t count = area_.keys * area_.lanes;
+    switch (use) {
+      case LoadUse::keep:
+        return;
+      case LoadUse::add:
+        return use_register<LoadUse::add>(count, elements, tile_.factor, scores());
+      case LoadUse::hide:
+        return use_register<LoadUse::hide>(count, elements, tile_.factor, scores());
+    }
+  }
+
+  void load_at(const TensorView& tensor, std::span<const LoadIndex> indices, Rate rate, float* out,
+               LoadUse use) const {
     if (rate == Rate::uniform) {
       std::int64_t offset = 0;
       for (const LoadIndex& index : indices) offset += index.offset(0);
@@ -830,11 +1063,30 @@ class ProgramRun {
         for (std::int64_t i = 0; i < area_.keys; ++i) key_offsets[i] += index.offset(i);
       }
     }
-    const SeparableLoad load{key_offsets, lane_offsets, area_, out};
+    const SeparableLoad load{key_offsets, lane_offsets, area_, out, tile_.keys_ahead, tile_.factor};
     visit_elements(tensor, [&](const auto* p) {
-      if (is_separable) return load_separable(p, load);
-      is_near(indices) ? load_scattered(p, load, indices) : load_scattered_far(p, load, indices);
+      if (!is_separable) {
+        is_near(indices) ? load_scattered(p, load, indices) : load_scattered_far(p, load, indices);
+      } else if (use_directly(p, load, use)) {
+        return;
+      } else {
+        load_separable(p, load);
+      }
+      use_loaded(out, use);
     });
+  }
+
+  /// Elements that never become a register. Did it?
+  template <class T>
+  bool use_directly([[maybe_unused]] const T* p, [[maybe_unused]] SeparableLoad load,
+                    [[maybe_unused]] LoadUse use) const {
+#if HWY_TARGET != HWY_SCALAR
+    if (use == LoadUse::keep || !is_contiguous(load)) return false;
+    load.out = scores();
+    return use_contiguous(p, load, use);
+#else
+    return false;
+#endif
   }
 
   /// Values of a lower rate: few, one by one.
@@ -853,6 +1105,7 @@ class ProgramRun {
   const expr::Tape& tape_;
   const ProgramTile& tile_;
   ProgramLayout layout_;
+  bool scales_scores_ = false;
   std::size_t num_steps_ = 0;
   std::size_t group_begin_ = 0;  // in the steps
   std::int64_t key_begin_ = 0;   // of the current chunk

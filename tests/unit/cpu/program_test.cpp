@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <string>
@@ -340,6 +341,8 @@ struct Tile {
   std::int64_t num_keys = 0;
   int lanes = 0;
   std::int64_t kv_begin = 3;
+  std::int64_t keys_ahead = 0;
+  float factor = 1;
   std::vector<float> scores;
   std::vector<std::int32_t> q_idx, q_head;
 };
@@ -378,7 +381,9 @@ std::vector<float> run(const NodePtr& root, const Captures& captures, const Tile
                  .seqlen_kv = 300,
                  .tensors = tensors.data(),
                  .scalars = scalars.data(),
-                 .scratch = scratch});
+                 .scratch = scratch,
+                 .keys_ahead = tile.keys_ahead,
+                 .factor = tile.factor});
   EXPECT_EQ(scratch[bytes], std::byte{0xff}) << "wrote behind its scratch";
   return scores;
 }
@@ -401,9 +406,10 @@ std::vector<float> expected_scores(const NodePtr& root, const Tile& tile) {
   std::vector<float> expected;
   for (std::int64_t key = 0; key < tile.num_keys; ++key) {
     for (int lane = 0; lane < tile.lanes; ++lane) {
-      const Position at = tile.position(key, lane);
-      const Value value = evaluate(*root, at);
+      Position at = tile.position(key, lane);
       const bool is_mask = root->type == ExprType::boolean;
+      if (!is_mask) at.score *= tile.factor;
+      const Value value = evaluate(*root, at);
       expected.push_back(!is_mask ? value.f : value.i != 0 ? at.score : -kInfinity);
     }
   }
@@ -615,6 +621,80 @@ TEST(Program, LoadsOfEveryDtypeAgreeAtEveryRate) {
   }
 }
 
+/// How a dense mask or bias may lie: keys side by side in rows that lie apart by any number of elements, or else.
+struct DenseLayout {
+  std::int64_t row_stride, column_stride;
+};
+
+/// All queries of a tile and no key more, so that a sanitizer sees reads behind the last row.
+TensorView dense_matrix(const void* data, Dtype dtype, const Tile& tile, DenseLayout layout) {
+  const std::int64_t shape[] = {tile.q_idx.back() + 1, tile.kv_begin + tile.num_keys};
+  const std::int64_t strides[] = {layout.row_stride, layout.column_stride};
+  std::int64_t first = 0;
+  if (layout.row_stride < 0) first -= layout.row_stride * (shape[0] - 1);
+  if (layout.column_stride < 0) first -= layout.column_stride * (shape[1] - 1);
+  const auto offset = static_cast<std::size_t>(first) * size_bytes(dtype);
+  return TensorView(static_cast<const std::byte*>(data) + offset, make_spec(dtype, shape, strides));
+}
+
+/// Loads, biases and masks of one layout.
+template <typename T>
+void expect_dense_agreement(Dtype dtype, const Tile& tile) {
+  const std::int64_t columns = tile.kv_begin + tile.num_keys;
+  const std::int64_t rows = tile.q_idx.back() + 1;
+  for (const DenseLayout layout : {DenseLayout{columns, 1},
+                                   {columns + 1, 1},
+                                   {-columns, 1},
+                                   {0, 1},
+                                   {columns, 0},
+                                   {2 * columns, 2},
+                                   {columns, -1},
+                                   {1, rows}}) {
+    const std::int64_t last =
+        std::abs(layout.row_stride) * (rows - 1) + std::abs(layout.column_stride) * (columns - 1);
+    const std::vector<T> values = sample_values<T>(last + 1);
+    const TensorView view = dense_matrix(values.data(), dtype, tile, layout);
+    const Captures captures{.tensors = {{"t", view}}, .scalars = {}};
+    const Arguments x = arguments();
+    const Expr element = capture("t", view)(x.q_idx, x.kv_idx);
+    std::vector<Expr> formulas;
+    if (element.type() == ExprType::boolean) {
+      formulas = {element, !element, element && x.kv_idx <= x.q_idx,
+                  element && select(x.kv_idx<20, element, x.q_idx> 20)};
+    } else {
+      const Expr value = as_score(element);
+      formulas = {value,           x.score + value,      value + x.score,
+                  x.score - value, abs(x.score) + value, x.score + value + min(value, Expr(1.0))};
+    }
+    for (const Expr& formula : formulas) {
+      // A factor may be fused with the sum.
+      EXPECT_EQ(difference(formula.shared(), captures, tile, tile.factor == 1 ? 0 : 1), "")
+          << name(dtype) << ", " << tile.num_keys << " keys, strides " << layout.row_stride << ' '
+          << layout.column_stride;
+    }
+  }
+}
+
+// Keys around blocks of 16 bytes and lines of 64 of every dtype, and around chunks; lanes of every target.
+TEST(Program, DenseLoadsAgreeInEveryLayoutAndAtEveryEdge) {
+  for (const int lanes : {16, 48, 12}) {
+    for (const std::int64_t keys : {1, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129}) {
+      Tile tile(keys, lanes);
+      // A power of two: products are exact but where they are denormal.
+      tile.factor = keys % 2 == 0 ? 0.125F : 1.0F;
+      tile.keys_ahead = keys % 3 == 0 ? 128 : 0;
+      expect_dense_agreement<float>(Dtype::f32, tile);
+      expect_dense_agreement<float16>(Dtype::f16, tile);
+      expect_dense_agreement<bfloat16>(Dtype::bf16, tile);
+      expect_dense_agreement<std::uint8_t>(Dtype::boolean, tile);
+      expect_dense_agreement<std::uint8_t>(Dtype::u8, tile);
+      expect_dense_agreement<std::int8_t>(Dtype::i8, tile);
+      expect_dense_agreement<std::int32_t>(Dtype::i32, tile);
+      expect_dense_agreement<std::int64_t>(Dtype::i64, tile);
+    }
+  }
+}
+
 TEST(Program, LoadsAtAnIndexForEveryScoreAgree) {
   const Samples samples;
   Captures captures = samples.captures();
@@ -631,6 +711,7 @@ TEST(Program, LoadsAtAnIndexForEveryScoreAgree) {
     for (const CapturedTensor& each : captures.tensors) {
       const Expr row = each.name == "far" ? Expr(0) : x.q_head;
       expect_agreement(as_score(capture(each.name, each.view)(row, index)), captures);
+      expect_agreement(x.score + as_score(capture(each.name, each.view)(row, index)), captures);
       expect_agreement(as_score(capture(each.name, each.view)(index, x.kv_idx)), captures);
     }
   }
@@ -645,6 +726,10 @@ TEST(Program, TensorsWithoutElementsReadAsZero) {
   const Captured t = tensor(captures, "t");
   expect_agreement(x.score + t(x.q_idx, x.kv_idx), captures);
   expect_agreement(t(x.batch, x.batch), captures);
+  const Captures bools{.tensors = {{"t", TensorView(static_cast<const void*>(nullptr),
+                                                    make_spec(Dtype::boolean, shape))}},
+                       .scalars = {}};
+  expect_agreement(tensor(bools, "t")(x.q_idx, x.kv_idx), bools);
 }
 
 TEST(Program, ScalarsAreReadByType) {

@@ -156,6 +156,46 @@ TEST(BlockMap, DenseMasksAreExact) {
       sizes);
 }
 
+TEST(BlockMap, DenseMasksAreExactInEveryLayout) {
+  // Words of eight bytes that end inside of a tile or not; any byte but 0 is visible.
+  constexpr std::int64_t kRows = 23, kColumns = 150;
+  std::vector<std::uint8_t> bytes(std::size_t{2} * kRows * kColumns);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    constexpr std::uint8_t kTrue[] = {1, 0x80, 0xff, 2};
+    bytes[i] = i / 9 % 7 < 3 ? 0 : kTrue[i % 4];
+  }
+  struct Strides {
+    std::int64_t batch, row, column;
+  };
+  for (const Strides& strides : {Strides{kRows * kColumns, kColumns, 1},
+                                 {kColumns, 2 * kColumns, 1},
+                                 {0, -kColumns, 1},
+                                 {0, 0, 1},
+                                 {1, kColumns, 0},
+                                 {0, kColumns, -1},
+                                 {0, 1, kRows}}) {
+    const std::int64_t shape[] = {2, kRows, kColumns};
+    const std::int64_t in_elements[] = {strides.batch, strides.row, strides.column};
+    const std::uint8_t* first = bytes.data() + (strides.row < 0 ? (kRows - 1) * kColumns : 0) +
+                                (strides.column < 0 ? kColumns - 1 : 0);
+    const TensorView mask(first, make_spec(Dtype::boolean, shape, in_elements));
+    const Visible visible = [&](const Position& p) {
+      return first[p.q_head * strides.batch + p.q_idx * strides.row + p.kv_idx * strides.column] !=
+             0;
+    };
+    for (const std::int64_t tile_kv : {1, 7, 8, 16, 32}) {
+      for (const std::int64_t heads : {1, 2}) {
+        expect_exact(dense_mask(mask), visible,
+                     {.seqlen_q = kRows,
+                      .seqlen_kv = kColumns,
+                      .tile_q = 5,
+                      .tile_kv = tile_kv,
+                      .num_heads = heads});
+      }
+    }
+  }
+}
+
 TEST(BlockMap, TreeMasksAreExact) {
   // Seven draft tokens behind 40 context keys; token i descends from (i - 1) / 2.
   std::vector<std::int32_t> bits(7, 0);
