@@ -103,15 +103,18 @@ std::vector<Interval>& scratch() {
   return values;
 }
 
-/// A dense mask: the formula is an element of a tensor of bools, the indices are positions as they are. Elements then
-/// say exactly what a tile is.
+/// Is the formula an element of a tensor of bools, whose indices are positions as they are? Elements then say exactly
+/// what a tile is.
 bool is_element_of_bools(const Node& formula) {
   if (formula.op != expr::Op::load || formula.type != ExprType::boolean) return false;
-  const auto is_plain = [](const expr::NodePtr& index) {
+  return std::ranges::all_of(formula.operands, [](const expr::NodePtr& index) {
     return index->op == expr::Op::variable || index->op == expr::Op::constant;
-  };
-  return expr::reads(formula, Variable::q_idx) && expr::reads(formula, Variable::kv_idx) &&
-         std::ranges::all_of(formula.operands, is_plain);
+  });
+}
+
+/// A dense mask: nothing is known of several tiles before all their elements are read.
+bool reads_both_positions(const Node& formula) {
+  return expr::reads(formula, Variable::q_idx) && expr::reads(formula, Variable::kv_idx);
 }
 
 /// What follows from the formula.
@@ -119,14 +122,15 @@ struct MaskFormula {
   MaskFormula(const MaskMod& mask, std::int64_t tile)
       : tile_kv(tile),
         program(expr::simplify(mask.formula().shared())),
-        is_dense(is_element_of_bools(*program.nodes().back())),
+        is_element(is_element_of_bools(*program.nodes().back())),
+        is_dense(is_element && reads_both_positions(*program.nodes().back())),
         bands(Bands::compile(program.nodes())),
         q_loads(loads_along(program.nodes(), Variable::q_idx, Variable::kv_idx)),
         kv_loads(loads_along(program.nodes(), Variable::kv_idx, Variable::q_idx)) {}
 
   std::int64_t tile_kv = 1;
   expr::IntervalProgram program;
-  bool is_dense = false;
+  bool is_element = false, is_dense = false;
   std::optional<Bands> bands;
   std::vector<std::size_t> q_loads, kv_loads;
 };
@@ -249,7 +253,6 @@ class RowMapper {
     }
   }
 
-  /// One by one: nothing is known of several before all their elements are read.
   void map_tiles() {
     for (std::int64_t tile = tiles_.begin; tile < tiles_.end; ++tile) {
       emit(tile, tile + 1, kind_of(tile));
@@ -295,7 +298,7 @@ class RowMapper {
       case Verdict::visible:
         return TileKind::full;
       case Verdict::mixed:
-        return mask_.is_dense || corners_differ(box) ? TileKind::partial : split(box);
+        return mask_.is_element || corners_differ(box) ? TileKind::partial : split(box);
     }
     return TileKind::partial;
   }

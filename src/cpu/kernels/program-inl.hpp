@@ -218,6 +218,16 @@ HWY_INLINE hn::Vec<FourTag> four_values(const T* p) {
       return hn::BitCast(d, hn::VecFromMask(di, hn::Ne(ints, hn::Zero(di))));
     }
     return hn::BitCast(d, ints);
+  } else if constexpr (sizeof(T) == 2) {
+    const hn::Rebind<std::uint16_t, FourTag> d16;
+    const hn::RebindToUnsigned<FourTag> du;
+    const auto bits = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p));
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+    } else {
+      const hn::Rebind<hwy::float16_t, FourTag> d_half;
+      return hn::PromoteTo(d, hn::BitCast(d_half, bits));
+    }
   } else if constexpr (sizeof(T) == 4) {
     return hn::LoadU(d, reinterpret_cast<const float*>(p));
   } else {
@@ -400,6 +410,41 @@ inline bool is_contiguous(const SeparableLoad& load) {
 }
 #endif
 
+/// Lanes [lane, lane + n) of every key, key by key: of neighbouring elements, or where neighbouring keys read the same
+/// (packed bits, chunked tables).
+template <class T>
+HWY_INLINE void load_keys_of_lanes(const T* p, const SeparableLoad& load, std::int64_t lane,
+                                   bool are_neighbours) {
+  const auto n = static_cast<std::int64_t>(hn::Lanes(ProgramTag()));
+  const std::int64_t* offsets = load.lane_offsets + lane;
+  for (std::int64_t key = 0; key < load.area.keys; ++key) {
+    float* row = load.out + key * load.area.lanes + lane;
+    const T* base = p + load.key_offsets[key];
+    if (key > 0 && load.key_offsets[key] == load.key_offsets[key - 1]) {
+      std::memcpy(row, row - load.area.lanes, static_cast<std::size_t>(n) * sizeof(float));
+    } else if (!are_neighbours || HWY_TARGET == HWY_SCALAR) {
+      for (std::int64_t i = 0; i < n; ++i) row[i] = element_value(base + offsets[i]);
+    } else {
+#if HWY_TARGET != HWY_SCALAR
+      for (std::int64_t i = 0; i < n; i += 4)
+        hn::StoreU(four_values(base + offsets[0] + i), FourTag(), row + i);
+#endif
+    }
+  }
+}
+
+/// The same lane by lane: a row's keys lie nearer to each other than rows do.
+template <class T>
+HWY_INLINE void load_lanes_of_keys(const T* p, const SeparableLoad& load, std::int64_t lane) {
+  const auto n = static_cast<std::int64_t>(hn::Lanes(ProgramTag()));
+  for (std::int64_t i = lane; i < lane + n; ++i) {
+    const T* row = p + load.lane_offsets[i];
+    float* out = load.out + i;
+    for (std::int64_t key = 0; key < load.area.keys; ++key)
+      out[key * load.area.lanes] = element_value(row + load.key_offsets[key]);
+  }
+}
+
 template <class T>
 HWY_NOINLINE void load_separable(const T* p, const SeparableLoad& load) {
 #if HWY_TARGET != HWY_SCALAR
@@ -407,17 +452,18 @@ HWY_NOINLINE void load_separable(const T* p, const SeparableLoad& load) {
     if (is_contiguous(load)) return load_contiguous<T, LoadUse::keep>(p, load);
   }
 #endif
-  const std::int64_t lanes = load.area.lanes;
-  for (std::int64_t key = 0; key < load.area.keys; ++key) {
-    float* row = load.out + key * lanes;
-    // Packed bits and chunked tables: neighbouring keys often read the same elements.
-    if (key > 0 && load.key_offsets[key] == load.key_offsets[key - 1]) {
-      std::memcpy(row, row - lanes, static_cast<std::size_t>(lanes) * sizeof(float));
-      continue;
-    }
-    const T* base = p + load.key_offsets[key];
-    for (std::int64_t lane = 0; lane < lanes; ++lane) {
-      row[lane] = element_value(base + load.lane_offsets[lane]);
+  const auto n = static_cast<std::int64_t>(hn::Lanes(ProgramTag()));
+  bool repeats = false;
+  for (std::int64_t key = 1; key < load.area.keys; ++key)
+    repeats |= load.key_offsets[key] == load.key_offsets[key - 1];
+  for (std::int64_t lane = 0; lane < load.area.lanes; lane += n) {
+    const std::int64_t* offsets = load.lane_offsets + lane;
+    bool are_neighbours = true;
+    for (std::int64_t i = 1; i < n; ++i) are_neighbours &= offsets[i] == offsets[0] + i;
+    if (repeats || are_neighbours) {
+      load_keys_of_lanes(p, load, lane, are_neighbours);
+    } else {
+      load_lanes_of_keys(p, load, lane);
     }
   }
 }
