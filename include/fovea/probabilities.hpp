@@ -28,7 +28,7 @@ struct AttentionProbabilities {
 ///
 /// Memory   seqlen_q · seqlen_kv of the caller's, and O(threads · seqlen_kv): for problems that are looked at.
 /// Accuracy that of attention_forward in fp32, and one rounding: below 2^-99 of a row's largest they are 0. Rows that
-///          see what is not finite, and all with dropout, are computed in fp64 but for scores and programs.
+///          see what is not finite are computed in fp64 but for scores and programs.
 /// Bits     a row's depend on its own sequence alone.
 /// Device   the cpu. Tensors on cuda are refused by name before anything is read or written.
 /// Throws   InvalidArgument before anything is written; Unsupported for tensors that do not live on the cpu.

@@ -3,8 +3,7 @@
 // the steps of attention_forward in fp32, but that all keys of a panel are one tile.
 //
 // Bound: the product, half of attention_forward's, and a panel of scores that goes through the second-level cache four
-// times. Rows that meet something that is not finite are computed again by the plain formula, in fp64, and so is
-// dropout: it has to tell a hidden key from one whose probability rounds to 0.
+// times. Rows that meet something that is not finite are computed again by the plain formula, in fp64.
 //
 // A task writes the rows [begin, begin + lanes) of one query head of one sequence, in all their columns: no element is
 // written twice, and none is left, behind the end of a packed sequence neither.
@@ -35,12 +34,13 @@ constexpr std::int64_t kRowsAtOnce = 4;  // that leave a panel
 
 /// What a worker computes in.
 struct Scratch {
-  const std::byte** rows = nullptr;  // [lanes]
-  std::byte* queries = nullptr;      // of a panel
-  std::byte* keys = nullptr;         // of a tile
-  float* scores = nullptr;           // [columns][lanes]
-  PanelState state{};                // [lanes]
-  float* probabilities = nullptr;    // [kRowsAtOnce][kTileKeys]
+  const std::byte** rows = nullptr;   // [lanes]
+  std::byte* queries = nullptr;       // of a panel
+  std::byte* keys = nullptr;          // of a tile
+  float* scores = nullptr;            // [columns][lanes]
+  PanelState state{};                 // [lanes]
+  float* probabilities = nullptr;     // [kRowsAtOnce][kTileKeys]
+  std::uint8_t* is_hidden = nullptr;  // [columns][lanes], for dropout
   std::byte* program = nullptr;
 };
 
@@ -93,6 +93,8 @@ class ProbabilitiesRun {
                        .row_sum = carver.take<float>(lanes),
                        .rescale = carver.take<float>(lanes)};
       scratch.probabilities = carver.take<float>(static_cast<std::size_t>(kRowsAtOnce * kTileKeys));
+      scratch.is_hidden = carver.take<std::uint8_t>(
+          drop_threshold_ > 0 ? static_cast<std::size_t>(view_.size(3)) * lanes : 0);
       scratch.program = carver.take<std::byte>(
           std::max(plain_scratch_bytes(score_, kernels_), plain_scratch_bytes(mask_, kernels_)));
       return carver.used();
@@ -108,10 +110,11 @@ class ProbabilitiesRun {
     const PlainPanel panel = plain_panel(
         s, {q_head / group, q_head % group * s.seqlen_q + begin, count}, group, kernels_.lanes);
     const float sink = static_cast<float>(sink_of(q_head));
-    const bool is_plain = drop_threshold_ > 0 || (!std::isfinite(sink) && sink != -kInfinity);
+    const bool is_plain = !std::isfinite(sink) && sink != -kInfinity;
     if (!is_plain) {
       multiply(panel, scratch);
       run_programs(panel, scratch);
+      if (drop_threshold_ > 0) find_hidden(s.seqlen_kv, scratch);
       softmax(panel, sink, scratch);
       write_tiles(panel, scratch);
     }
@@ -166,6 +169,25 @@ class ProbabilitiesRun {
     }
   }
 
+  /// Once they are probabilities, a hidden key is 0 as well as one whose probability rounds to 0, which may be dropped.
+  void find_hidden(std::int64_t num_keys, const Scratch& scratch) const {
+    for (std::int64_t i = 0; i < num_keys * kernels_.lanes; ++i)
+      scratch.is_hidden[i] = scratch.scores[i] == -kInfinity ? 1 : 0;
+  }
+
+  /// Of one row and tile.
+  void mark_dropped(const PlainPanel& panel, std::int64_t lane, KeyRange keys,
+                    const Scratch& scratch, float* row) const {
+    const auto at = static_cast<std::size_t>(lane);
+    const std::uint8_t* is_hidden = scratch.is_hidden + keys.begin * kernels_.lanes + lane;
+    for (std::int64_t i = 0; i < keys.count; ++i) {
+      const bool is_marked =
+          is_hidden[i * kernels_.lanes] == 0 &&
+          is_dropped(panel.sequence, panel.q_head[at], panel.q_idx[at], keys.begin + i);
+      if (is_marked) row[i] = -row[i];
+    }
+  }
+
   /// Scores become exp(f - m), the state's sums what these are divided by.
   void softmax(const PlainPanel& panel, float sink, const Scratch& scratch) const {
     const PanelState& state = scratch.state;
@@ -185,8 +207,10 @@ class ProbabilitiesRun {
         kernels_.extract_rows(tile, {lane, num_rows}, count, scratch.probabilities, kTileKeys);
         for (std::int64_t i = 0; i < num_rows; ++i) {
           const float sum = scratch.state.row_sum[lane + i];
-          kernels_.store_row(scratch.probabilities + i * kTileKeys, sum == 0 ? 0.0F : 1 / sum,
-                             count, view_.dtype(), view_.stride(3), place(panel, lane + i, key));
+          float* row = scratch.probabilities + i * kTileKeys;
+          if (drop_threshold_ > 0) mark_dropped(panel, lane + i, {key, count}, scratch, row);
+          kernels_.store_row(row, sum == 0 ? 0.0F : 1 / sum, count, view_.dtype(), view_.stride(3),
+                             place(panel, lane + i, key));
         }
       }
     }
