@@ -109,25 +109,18 @@ class ProbabilitiesRun {
     const std::int64_t group = problem_.group;
     const PlainPanel panel = plain_panel(
         s, {q_head / group, q_head % group * s.seqlen_q + begin, count}, group, kernels_.lanes);
-    const float sink = static_cast<float>(sink_of(q_head));
-    const bool is_plain = !std::isfinite(sink) && sink != -kInfinity;
-    if (!is_plain) {
-      multiply(panel, scratch);
-      run_programs(panel, scratch);
-      if (drop_threshold_ > 0) find_hidden(s.seqlen_kv, scratch);
-      softmax(panel, sink, scratch);
-      write_tiles(panel, scratch);
-    }
-    const auto is_missing = [&](std::int64_t lane) {
-      return is_plain || !std::isfinite(scratch.state.row_sum[lane]);
-    };
-    bool is_multiplied = false;
+    multiply(panel, scratch);
+    run_programs(panel, scratch);
+    if (drop_threshold_ > 0) find_hidden(s.seqlen_kv, scratch);
+    softmax(panel, static_cast<float>(sink_of(q_head)), scratch);
+    write_tiles(panel, scratch);
+    bool is_plain = false;
     for (std::int64_t lane = 0; lane < count; ++lane) {
-      if (!is_missing(lane)) continue;
-      if (!is_multiplied) {
+      if (std::isfinite(scratch.state.row_sum[lane])) continue;
+      if (!is_plain) {
         multiply_plain(panel, scratch.scores);
         run_programs(panel, scratch);
-        is_multiplied = true;
+        is_plain = true;
       }
       write_row(panel, lane, scratch.scores);
     }

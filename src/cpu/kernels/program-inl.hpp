@@ -633,28 +633,25 @@ class ProgramRun {
       const Instruction& load = at(sum.operands[i]);
       const Instruction& score = at(sum.operands[1 - i]);
       const bool is_score = score.op == Op::variable && score.variable == expr::Variable::score;
-      if (is_score && is_bias(load)) return is_read_once(load) ? &load : nullptr;
+      if (is_score && is_bias(load)) return &load;
     }
     return nullptr;
   }
 
   bool is_bias(const Instruction& load) const {
+    const auto is_step = [&](std::int32_t index) { return at(index).rate == Rate::per_score; };
     return load.op == Op::load && load.rate == Rate::per_score && load.type == ExprType::floating &&
-           std::ranges::none_of(
-               load.indices, [&](std::int32_t index) { return at(index).rate == Rate::per_score; });
+           std::ranges::none_of(load.indices, is_step);
   }
 
-  /// Of a load that somebody reads: does nobody else?
-  bool is_read_once(const Instruction& load) const {
-    const std::int32_t index = index_of(load);
-    const auto num_readers = [&](const auto& operands) {
-      return std::count(std::begin(operands), std::end(operands), index);
+  /// By an instruction, beside what it hides.
+  bool is_read(const Instruction& load) const {
+    const auto is_among = [index = index_of(load)](const auto& operands) {
+      return std::ranges::find(operands, index) != std::ranges::end(operands);
     };
-    std::int64_t count = load.is_condition ? 1 : 0;
-    for (const Instruction& each : tape_.code) {
-      count += num_readers(each.operands) + num_readers(each.indices);
-    }
-    return count == 1;
+    return std::ranges::any_of(tape_.code, [&](const Instruction& each) {
+      return is_among(each.operands) || is_among(each.indices);
+    });
   }
 
   void add_load(const Instruction& load, LoadUse use) {
@@ -674,7 +671,7 @@ class ProgramRun {
     std::int32_t last = -1;  // the instruction whose result is in registers
     for (const Instruction& each : tape_.code) {
       if (each.rate != Rate::per_score || each.op == Op::variable) continue;
-      if (each.op == Op::load && each.is_condition && is_read_once(each)) {
+      if (each.op == Op::load && each.is_condition && !is_read(each)) {
         add_load(each, LoadUse::hide);
         last = -1;
         continue;

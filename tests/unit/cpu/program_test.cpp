@@ -660,7 +660,7 @@ void expect_dense_agreement(Dtype dtype, const Tile& tile) {
     std::vector<Expr> formulas;
     if (element.type() == ExprType::boolean) {
       formulas = {element, !element, element && x.kv_idx <= x.q_idx,
-                  element && select(x.kv_idx<20, element, x.q_idx> 20)};
+                  element && (element != (x.kv_idx <= x.q_idx))};
     } else {
       const Expr value = as_score(element);
       formulas = {value,           x.score + value,      value + x.score,
@@ -675,10 +675,10 @@ void expect_dense_agreement(Dtype dtype, const Tile& tile) {
   }
 }
 
-// Keys around blocks of 16 bytes and lines of 64 of every dtype, and around chunks; lanes of every target.
+// Keys around blocks of 16 bytes and lines of 64 of every dtype, and around chunks; lanes of every target's vectors.
 TEST(Program, DenseLoadsAgreeInEveryLayoutAndAtEveryEdge) {
-  for (const int lanes : {16, 48, 12}) {
-    for (const std::int64_t keys : {1, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 129}) {
+  for (const int lanes : {16, 48}) {
+    for (const std::int64_t keys : {1, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65, 130}) {
       Tile tile(keys, lanes);
       // A power of two: products are exact but where they are denormal.
       tile.factor = keys % 2 == 0 ? 0.125F : 1.0F;

@@ -196,6 +196,17 @@ TEST(BlockMap, DenseMasksAreExactInEveryLayout) {
   }
 }
 
+TEST(BlockMap, MasksAtComputedIndicesAreSplitUntilTheyAreExact) {
+  // kv (kv - 10): in [0, 7] bounds of the product and of the difference reach beyond the one element that is read.
+  std::vector<std::uint8_t> bytes(16, 0);
+  bytes[0] = 1;
+  const TensorView view = fovea::view(reinterpret_cast<const bool*>(bytes.data()), {16});
+  const Expr kv = arguments().kv_idx;
+  expect_exact(MaskMod(capture("m", view)[kv * kv - kv * 10]),
+               [](const Position& p) { return p.kv_idx <= 10; },
+               {.seqlen_q = 4, .seqlen_kv = 40, .tile_q = 4, .tile_kv = 8});
+}
+
 TEST(BlockMap, TreeMasksAreExact) {
   // Seven draft tokens behind 40 context keys; token i descends from (i - 1) / 2.
   std::vector<std::int32_t> bits(7, 0);
