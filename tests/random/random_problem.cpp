@@ -251,6 +251,9 @@ Quantization draw_recipe(Draws& draw) {
 
 void draw_recipe_of(Draws& draw, Case& problem) {
   problem.quant = draw_recipe(draw);
+  // Scores of a few products in four bits have so few values that probabilities meet a tie of their codes together.
+  if (problem.quant.qk == QuantFormat::e2m1 && problem.head_dim_qk < 8)
+    problem.quant = parse_quantization("int8");
   if (!quant::obstacle(problem.quant, problem.head_dim_qk).empty()) problem.quant.hadamard = false;
 }
 

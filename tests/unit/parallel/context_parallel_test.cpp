@@ -82,6 +82,12 @@ TEST_F(ContextParallelTest, ProgramsAndSinksReadPlacesAndHeadsOfTheWhole) {
       "bias[0, q_head, q_idx, kv_idx] * float(seqlen_kv) / 96.0 + float(kv_head)",
       {.tensors = {{"table", table.view()}, {"bias", bias.view()}}});
   expect_equal("programs", {.mask = causal(), .num_heads_kv = 8, .score = score, .sinks = &sinks});
+  Tensor slopes({kHeads}, 9);
+  for (float& slope : slopes.values()) slope *= 0.05F;
+  expect_equal("words", {.mask = causal(),
+                         .num_heads_kv = 8,
+                         .score = score | alibi(slopes.view()),
+                         .sinks = &sinks});
 }
 
 TEST_F(ContextParallelTest, EverySchemeDropsWhatOneRankDoes) {

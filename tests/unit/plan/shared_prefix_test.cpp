@@ -73,6 +73,21 @@ TEST(SharedPrefixDoor, RefusesBeforeAnythingIsWritten) {
   }
 }
 
+/// Rows of all sequences stand in one call then, more than a sequence's own.
+TEST(SharedPrefixDoor, TensorsOfWordsAreThoseOfTheCall) {
+  CacheMemory memory(shared_case());
+  const std::vector<float> table(3 * 2 * 2 * 60, 0.5F);
+  const auto with = [&](std::initializer_list<std::int64_t> shape) {
+    AttentionDecode args = memory.args();
+    args.score = bias(view(table.data(), shape));
+    return refusal([&] { attention_decode(args); });
+  };
+  EXPECT_EQ(with({2, 60}), "(not refused)");
+  EXPECT_EQ(with({3, 2, 2, 60}), "(not refused)");
+  EXPECT_NE(with({3, 3, 2, 60}).find("bias is f32 [3, 3, 2, 60]; expected [3, 2, 2, any]"),
+            std::string::npos);
+}
+
 TEST(SharedPrefixPlan, ServesShorterPrefixesInItsWorkspace) {
   CacheMemory planned(shared_case());
   const DecodePlan plan = plan_decode(planned.args(), 100);
