@@ -34,9 +34,7 @@ jit::KernelText lost_rows_text(const ForwardPlan& plan, const LostRowsSpec& spec
 
 /// In the place of notes (device/shared/lost_rows.h).
 constexpr bool leaves_row_scales(const TeamSpec&) { return false; }
-constexpr bool leaves_row_scales(const Sm90ForwardSpec& spec) {
-  return knows_lost_by_scale(spec);
-}
+constexpr bool leaves_row_scales(const Sm90ForwardSpec& spec) { return knows_lost_by_scale(spec); }
 
 /// Rows of all heads of a call.
 std::int64_t num_rows_of_heads(const ForwardSpec& spec, const ForwardParams& call);
