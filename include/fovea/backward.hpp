@@ -19,7 +19,8 @@ namespace fovea {
 struct AttentionBackward {
   FloatView dout{};    // gradient of out; any strides, 0 too
   Float32View dlse{};  // gradient of lse, optional: lse is an output like any other
-  /// The call whose gradient is wanted, out and lse as it wrote them: both are inputs here. row_max is not read.
+  /// The call whose gradient is wanted, out and lse as it wrote them: both are inputs here. row_max is not read. With
+  /// parts of its keys, as in a ring of ranks, gradients are those of the parts: dq of all parts add up.
   AttentionForward forward{};
 
   FloatView dq{};

@@ -29,9 +29,10 @@ namespace fovea {
 /// Bits     with is_deterministic no bit of out, lse, dq, dk or dv depends on the number of ranks under all_gather,
 ///          head_group_all_gather and ulysses, where a rank's rows and the whole are of one class
 ///          (docs/design/contract.md) and every kv head has one rank: keys stand in the sequence's order, and gradients
-///          by keys are computed by who has them from all rows. Without it, these gradients are sums in f32 that are
-///          reduce-scattered: five products in place of seven. Other schemes sum in f32 in the order of ranks, the
-///          same bits in every run.
+///          by keys are computed by who has them from all rows; by those whose |lse| is above 64 they are taken from
+///          lse as it is rounded, where one call sums such rows again. Without it, these gradients are sums in f32
+///          that are reduce-scattered: five products in place of seven. Other schemes sum in f32 in the order of ranks,
+///          the same bits in every run.
 /// Memory   of keys as the plan says (RankLoad::kv_bytes), and copies of what is sent; allocated at each call: on a GPU
 ///          by the process's runtime (Runtime::set_allocator), else in the order of the call's stream.
 /// Device   where the communicator exchanges: the cpu, or a GPU of each rank over NCCL. There calls are enqueued on

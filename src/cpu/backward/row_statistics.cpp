@@ -18,6 +18,13 @@ constexpr float kLargeLse = 64;
 
 bool is_large(float lse) { return std::isfinite(lse) && std::abs(lse) > kLargeLse; }
 
+/// Is lse that of the keys of this call, up to rounding? With parts of the keys, as ranks have them, callers give the
+/// lse of all: it is kept as it is then.
+bool is_lse_of(double sum_of_keys, float lse) {
+  constexpr double kRounding = 0x1p-20;
+  return !(std::abs(sum_of_keys - lse) > kRounding * std::abs(lse));  // infinities are equal
+}
+
 /// dO · O
 double product_of(const BackwardCall& call, const Sequence& s, const RowOfHead& row) {
   return call.gradient.product(
@@ -60,14 +67,20 @@ void sum_again(const RowRange& rows, const BackwardCall& call, const BackwardScr
     const RowOfHead row = call.row_at(rows, i);
     const std::int64_t id = call.row_id(rows.sequence, row);
     const auto lane = static_cast<std::size_t>(i - rows.begin);
-    if (state.row_max[lane] == -kInfinity && state.row_sum[lane] == 0)
-      call.memory.delta[id] = static_cast<float>(-call.dlse_of(rows.sequence, row));
-    if (!is_large(call.memory.log_sum[id]) || !std::isfinite(state.row_max[lane])) continue;
-    double sum = state.row_sum[lane];
-    if (call.forward.sinks)
-      sum += std::exp(call.sink_of(row.q_head) - static_cast<double>(state.row_max[lane]) * unit);
+    const float lse = call.memory.log_sum[id];
+    const double sink =
+        call.forward.sinks ? call.sink_of(row.q_head) : -std::numeric_limits<double>::infinity();
+    if (state.row_max[lane] == -kInfinity && state.row_sum[lane] == 0) {
+      if (is_lse_of(sink, lse))
+        call.memory.delta[id] = static_cast<float>(-call.dlse_of(rows.sequence, row));
+      continue;
+    }
+    if (!is_large(lse) || !std::isfinite(state.row_max[lane])) continue;
+    const double greatest = static_cast<double>(state.row_max[lane]) * unit;
+    const double log_sum = std::log(state.row_sum[lane] + std::exp(sink - greatest));
+    if (!is_lse_of(greatest + log_sum, lse)) continue;
     call.memory.origin[id] = state.row_max[lane];
-    call.memory.log_sum[id] = static_cast<float>(std::log(sum));
+    call.memory.log_sum[id] = static_cast<float>(log_sum);
   }
 }
 

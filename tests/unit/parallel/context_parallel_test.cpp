@@ -83,11 +83,15 @@ TEST_F(ContextParallelTest, ProgramsAndSinksReadPlacesAndHeadsOfTheWhole) {
       {.tensors = {{"table", table.view()}, {"bias", bias.view()}}});
   expect_equal("programs", {.mask = causal(), .num_heads_kv = 8, .score = score, .sinks = &sinks});
   Tensor slopes({kHeads}, 9);
+  const ScoreMod with_slopes = score | alibi(slopes.view());
+  expect_equal("large lse", {.mask = causal(),
+                             .num_heads_kv = 8,
+                             .score = with_slopes,
+                             .sinks = &sinks,
+                             .has_large_lse = true});
   for (float& slope : slopes.values()) slope *= 0.05F;
-  expect_equal("words", {.mask = causal(),
-                         .num_heads_kv = 8,
-                         .score = score | alibi(slopes.view()),
-                         .sinks = &sinks});
+  expect_equal("words",
+               {.mask = causal(), .num_heads_kv = 8, .score = with_slopes, .sinks = &sinks});
 }
 
 TEST_F(ContextParallelTest, EverySchemeDropsWhatOneRankDoes) {

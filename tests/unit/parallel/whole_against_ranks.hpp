@@ -114,6 +114,8 @@ struct Case {
   Quantization quant{};
   Tensor* scales =
       nullptr;  // [batch, num_heads_kv] of q, k and v, where the recipe takes given ones
+  // lse is so large that its rounding shows in gradients by parts of the keys; one call sums its rows again.
+  bool has_large_lse = false;
 
   AttentionForward forward(Tensors& t) const {
     AttentionForward args{.q = t.q.view(),
@@ -212,13 +214,13 @@ inline bool have_equal_bits(const Tensor& a, const Tensor& b) {
 }
 
 /// The largest difference, beyond what f32 sums in another order explain; -inf equals -inf.
-inline double excess(const Tensor& got, const Tensor& expected) {
+inline double excess(const Tensor& got, const Tensor& expected, double rounding = 2e-5) {
   double worst = 0;
   for (std::size_t i = 0; i < got.values().size(); ++i) {
     const float x = got.values()[i], y = expected.values()[i];
     if (x == y) continue;
     const double difference = std::abs(static_cast<double>(x) - y);
-    if (!(difference <= 2e-5 * (1 + std::abs(static_cast<double>(y)))))
+    if (!(difference <= rounding * (1 + std::abs(static_cast<double>(y)))))
       worst = std::max(worst, std::isnan(difference) ? INFINITY : difference);
   }
   return worst;
@@ -270,7 +272,8 @@ class WholeAgainstRanks {
                               plan.scheme() == ParallelScheme::ulysses;
     const bool shares_kv_heads =
         plan.scheme() == ParallelScheme::ulysses && plan.world_size() > case_.num_heads_kv;
-    const bool has_exact_kv = is_invariant && case_.is_deterministic && !shares_kv_heads;
+    const bool has_exact_kv =
+        is_invariant && case_.is_deterministic && !shares_kv_heads && !case_.has_large_lse;
     std::string wrong;
     for (const auto& [name, member, dim, is_exact] :
          {std::tuple{"out", &Tensors::out, 1, is_invariant},
@@ -282,7 +285,7 @@ class WholeAgainstRanks {
       const bool is_of_ulysses = plan.scheme() == ParallelScheme::ulysses;
       const Tensors& whole = is_of_ulysses ? whole_ : by_keys_;
       const Tensor expected = (whole.*member).tokens(plan.tokens(rank), dim);
-      const double away = excess(own.*member, expected);
+      const double away = excess(own.*member, expected, case_.has_large_lse ? 1e-4 : 2e-5);
       if (away > 0) {
         wrong += "rank " + std::to_string(rank) + ": " + name + " is " + std::to_string(away) +
                  " away; ";

@@ -7,6 +7,7 @@
 //   - a large lse, where its rounding to f32 would show in P: a bias of 10^6, or the lowest float in a whole row. Its
 //     greatest score and the sum relative to that take the place of lse;
 //   - with dsinks, a row whose dout or out is not finite: where it sees no key, neither has an effect.
+// With parts of the keys, as ranks have them, callers give the lse of all: it is kept as it is then.
 #pragma once
 
 #include "common/backward_work.cuh"
@@ -198,20 +199,27 @@ struct DeltaTile {
     return value_at(b.dlse, b.dlse_batch_stride, b.dlse_head_stride, b.dlse_row_stride, q_idx);
   }
 
+  /// Is lse that of the keys of this call, up to rounding?
+  static FOVEA_DEVICE bool is_lse_of(float sum_of_keys, float lse) {
+    constexpr float kRounding = 0x1p-20F;
+    // Infinities are equal.
+    return !(ptx::abs_ftz(sum_of_keys - lse) > kRounding * ptx::abs_ftz(lse));
+  }
+
   /// By the whole warp.
   FOVEA_DEVICE_MEMBER void look_again(std::int32_t q_idx, RowResult& row) const {
     const RowSum all = sum_again(q_idx);
-    if (!all.sees) row.delta = -dlse_of(q_idx);
     const float lse = row.log_sum * kLn2;
+    const float sink =
+        p.sinks == nullptr ? -infinity() : ptx::ld_global(p.sinks + tile.head * p.sinks_stride);
+    if (!all.sees && is_lse_of(sink, lse)) row.delta = -dlse_of(q_idx);
     const bool is_number = all.greatest - all.greatest == 0;
     if (!spec.has_origins || !(ptx::abs_ftz(lse) > b.largest_lse) || !is_number) return;
-    float sum = all.sum;
-    if (p.sinks != nullptr) {
-      const float sink = ptx::ld_global(p.sinks + tile.head * p.sinks_stride);
-      sum += ptx::ex2_approx_ftz((sink - all.greatest) * kLog2E);
-    }
+    const float sum = all.sum + ptx::ex2_approx_ftz((sink - all.greatest) * kLog2E);
+    const float log_sum = ptx::lg2_approx_ftz(sum);
+    if (!is_lse_of(all.greatest + log_sum * kLn2, lse)) return;
     row.origin = all.greatest;
-    row.log_sum = ptx::lg2_approx_ftz(sum);
+    row.log_sum = log_sum;
   }
 
   FOVEA_DEVICE_MEMBER void store(std::int32_t q_idx, const RowResult& row) const {
