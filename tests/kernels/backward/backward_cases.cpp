@@ -183,9 +183,14 @@ void add_biases(std::vector<GradientCase>& cases) {
   add("of_keys", {2, 1, 1, 75});
   add("of_queries", {1, 2, 70, 1});
   add("of_more_keys", {2, 72, 140});  // beyond the lengths: 0
-  add("of_fewer_keys", {70, 40});     // the last stands for all beyond
   add("unmasked", {70, 130});  // a whole tile, and pairs beyond the lengths that no mask hides
   cases.back().forward.mask = {};
+  // Of a program that is no word: the last stands for all beyond.
+  GradientCase fewer = capturing("bias_of_fewer_keys", Dtype::bf16);
+  fewer.forward.score = parse_score_mod(
+      "score + bias[q_idx, kv_idx]",
+      {.tensors = {{"bias", captured_normal(fewer.forward, Dtype::bf16, {70, 40}, 60)}}});
+  cases.push_back(std::move(fewer));
   GradientCase of_keys = capturing("bias_of_kv_heads", Dtype::f16);  // dimensions in another order
   of_keys.forward.num_heads_q = 4;
   of_keys.forward.num_heads_kv = 2;

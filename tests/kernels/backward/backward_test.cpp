@@ -2,9 +2,11 @@
 // checked beside.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "core/shape.hpp"
 #include "kernels/backward/backward_cases.hpp"
 #include "kernels/backward/each_key_walk.hpp"
 #include "kernels/backward/emulated_backward.hpp"
@@ -41,6 +43,44 @@ TEST_P(EmulatedBackwards, EqualTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(All, EmulatedBackwards, ::testing::ValuesIn(backward_cases()),
                          [](const auto& each) { return each.param.forward.label; });
+
+/// Of a dense tensor.
+TensorView last_keys(const TensorView& keys, std::int64_t count) {
+  TensorSpec spec = keys.spec();
+  const std::int64_t before = (spec.shape[1] - count) * spec.strides[1];
+  spec.shape[1] = count;
+  auto* const bytes = static_cast<std::byte*>(const_cast<void*>(keys.data()));
+  return {bytes + before * static_cast<std::int64_t>(size_bytes(spec.dtype)), spec};
+}
+
+/// As ranks call it: the lse of a row is large, and of all keys. Rows are not summed again as if a part were all.
+TEST(EmulatedBackward, OfSomeOfTheKeysTakesTheLseOfAll) {
+  constexpr std::int64_t kSome = 70;
+  GradientCase problem = backward_case("large_bias_bf16");
+  problem.wants_captured = false;
+  // Beyond what is taken as it is, with the digits that P needs.
+  const TensorView table = problem.forward.capture(Dtype::f32, {3}, [](std::int64_t i) {
+    return i == 0 ? 2000.0 : i == 1 ? -3000.0 : 0.0;
+  });
+  problem.forward.score = parse_score_mod("q_idx % 3 == 1 ? table[1] : score + table[q_idx % 3]",
+                                          {.tensors = {{"table", table}}});
+  BackwardCompareOptions options;
+  options.products = ComputeDtype::bf16;
+  options.run = [&](const AttentionBackward& args) {
+    Emulation of_all, of_some;
+    run_backward(problem.forward.label, args, of_all);
+    std::vector<std::uint16_t> dq(static_cast<std::size_t>(args.dq.spec().num_elements()));
+    AttentionBackward some = args;
+    some.forward.k = last_keys(args.forward.k, kSome);
+    some.forward.v = last_keys(args.forward.v, kSome);
+    some.dq = TensorView(dq.data(), make_spec(args.dq.dtype(), shape_of(args.dq)));
+    some.dk = last_keys(args.dk, kSome);
+    some.dv = last_keys(args.dv, kSome);
+    run_backward(problem.forward.label, some, of_some);
+    EXPECT_EQ(of_all.findings + of_some.findings, "");
+  };
+  EXPECT_EQ(backward_difference(problem, options), "");
+}
 
 class EmulatedHopperBackwards : public ::testing::TestWithParam<GradientCase> {};
 

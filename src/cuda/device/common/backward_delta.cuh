@@ -200,7 +200,7 @@ struct DeltaTile {
   }
 
   /// Is lse that of the keys of this call, up to rounding?
-  static FOVEA_DEVICE bool is_lse_of(float sum_of_keys, float lse) {
+  FOVEA_DEVICE_MEMBER static bool is_lse_of(float sum_of_keys, float lse) {
     constexpr float kRounding = 0x1p-20F;
     // Infinities are equal.
     return !(ptx::abs_ftz(sum_of_keys - lse) > kRounding * ptx::abs_ftz(lse));
