@@ -413,7 +413,10 @@ TEST(BackwardCandidates, OtherCapturesHaveAnExactSumForEachElement) {
     EXPECT_EQ(plan.memory.tables_at - plan.memory.captured_at,
               (num_sums * sizeof(ExactSum) + 255) / 256 * 256);
   };
-  expect_sums(bias(shaped({8, 300, 499})), 8 * 300 * 499);  // the last key stands for two
+  // The last key stands for two.
+  expect_sums(parse_score_mod("score + bias[q_head, q_idx, kv_idx]",
+                              {.tensors = {{"bias", shaped({8, 300, 499})}}}),
+              8 * 300 * 499);
   expect_sums(bias(shaped({8, 1, 500})), 8 * 500);
   const Arguments x = arguments();
   expect_sums(relative_bias(shaped({8, 33}), x.q_idx - x.kv_idx), 8 * 33);
