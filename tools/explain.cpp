@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "fovea/backward.hpp"
 
@@ -63,17 +65,16 @@ std::string joined_json(const Explanation& explanation, const Sharding& sharding
 }
 
 Explanation explain_where(const Problem& problem, bool wants_backward,
-                          const std::string& architecture) {
-  if (architecture.empty())
-    return wants_backward ? explain(gradients_of(problem)) : explain(problem);
-  return wants_backward ? explain_for(gradients_of(problem), architecture)
-                        : explain_for(problem, architecture);
+                          const std::optional<std::string>& architecture) {
+  if (!architecture) return wants_backward ? explain(gradients_of(problem)) : explain(problem);
+  return wants_backward ? explain_for(gradients_of(problem), *architecture)
+                        : explain_for(problem, *architecture);
 }
 
 /// Where --arch names a GPU, options are those of its kind.
-void take_architecture(const std::string& architecture, AttentionOptions& options) {
-  if (architecture.empty()) return;
-  const bool is_amd = cuda::jit::parse_architecture(architecture, "--arch").is_amd();
+void take_architecture(const std::optional<std::string>& architecture, AttentionOptions& options) {
+  if (!architecture) return;
+  const bool is_amd = cuda::jit::parse_architecture(*architecture, "--arch").is_amd();
   if (options.is_on_gpu())
     bad_input("--arch: names a GPU that is not here; expected none with --device");
   if (options.quant.accuracy > 0)
@@ -83,8 +84,9 @@ void take_architecture(const std::string& architecture, AttentionOptions& option
 }
 
 /// Refused where it would say nothing.
-void refuse_compile_mode(const AttentionOptions& options, const std::string& architecture) {
-  if (!architecture.empty())
+void refuse_compile_mode(const AttentionOptions& options,
+                         const std::optional<std::string>& architecture) {
+  if (architecture)
     bad_input(
         "--compile: beside --arch; expected one of them: who compiles is known where the GPU is");
   if (!options.is_on_gpu()) bad_input("--compile: is for GPUs; expected none with --device cpu");
@@ -95,7 +97,7 @@ void refuse_compile_mode(const AttentionOptions& options, const std::string& arc
 int run_explain(const std::vector<std::string>& words) {
   AttentionOptions options;
   ShardingOptions sharding;
-  std::string architecture;
+  std::optional<std::string> architecture;
   bool wants_json = false, wants_backward = false;
   CompileMode compile_mode = CompileMode::automatic;
   CommandLine line("fovea explain", kAbout, kExamples);
@@ -112,10 +114,7 @@ int run_explain(const std::vector<std::string>& words) {
   add_speed_options(line, sharding);
   line.add(
       {"--arch", "NAME", "Run", "a typical GPU of this architecture instead: sm_90a, gfx942 ..."},
-      [&](const std::string& option, const std::string& text) {
-        static_cast<void>(cuda::jit::parse_architecture(text, option));  // an empty one too
-        architecture = text;
-      });
+      [&](const std::string&, const std::string& text) { architecture = text; });
   line.add(
       {"--compile", "MODE", "Run",
        "complete: the plan is ready when its GPU kernels are compiled; staged: when one is that "

@@ -193,10 +193,11 @@ expr::Box position_bounds(const ForwardProblem& f) {
 
 void check_captures(const ProblemChecks& checks, const Program& program, const ForwardProblem& f) {
   const TensorChecks door(checks.where, f.device());
+  const IndexCounts counts = index_counts(f);
   for (const CapturedTensor& tensor : program.captures().tensors) {
     checks.check_device(tensor.name, tensor.view.spec(), f.problem.q);
     checks.check_extents(tensor.name, tensor.view.spec());
-    if (f.has_positions()) check_extents(tensor, index_counts(f), door);
+    if (f.has_positions()) check_extents(tensor, counts, door);
   }
 }
 

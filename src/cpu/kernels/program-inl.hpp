@@ -331,11 +331,6 @@ HWY_INLINE void use_words(ProgramVector words, ProgramVector factor, float* out,
   }
 }
 
-template <std::int64_t kBytes>
-HWY_INLINE void copy_bytes(const void* from, std::byte* to) {
-  std::memcpy(to, from, static_cast<std::size_t>(kBytes));
-}
-
 /// The next `bytes` of each lane's row, kLineBytes apart.
 template <class T>
 HWY_INLINE void copy_rows(const T* p, const SeparableLoad& load, std::int64_t lane,
@@ -351,9 +346,10 @@ HWY_INLINE void copy_rows(const T* p, const SeparableLoad& load, std::int64_t la
   };
   switch (bytes) {
     case kLineBytes:
-      return each_row([](const T* from, std::byte* row) { copy_bytes<kLineBytes>(from, row); });
+      return each_row([](const T* from, std::byte* row) { std::memcpy(row, from, kLineBytes); });
     case kLineBytes / 2:
-      return each_row([](const T* from, std::byte* row) { copy_bytes<kLineBytes / 2>(from, row); });
+      return each_row(
+          [](const T* from, std::byte* row) { std::memcpy(row, from, kLineBytes / 2); });
     default:
       std::memset(to, 0, static_cast<std::size_t>(num_rows * kLineBytes));
       return each_row([bytes](const T* from, std::byte* row) {
